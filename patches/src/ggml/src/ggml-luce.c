@@ -1,0 +1,309 @@
+// pyluce: constructors and shape rules of GGML_OP_LUCE; ggml-luce.h documents them.
+//
+// Copyright (c) 2026 the pyluce authors. MIT licence.
+#include "ggml-luce.h"
+
+#include "ggml-impl.h"
+#include "ggml-luce-stamp.h"
+
+#include <string.h>
+
+// the op parameters of a luce node: [0] kind, [1..] of the kind
+#define P_KIND 0
+
+const char * ggml_luce_stamp(void) {
+    return GGML_LUCE_STAMP;
+}
+
+const char * ggml_luce_kind_name(enum ggml_luce_kind kind) {
+    static const char * names[GGML_LUCE_KIND_COUNT] = {
+        "hc_init", "hc_norm", "hc_mix", "hc_combine", "norm_rope", "gdn", "qsa_pool", "qsa_select", "qsa_attn",
+        "ple_gate", "ple_conv", "route", "moe_combine", "silu_scale",
+    };
+    return kind >= 0 && kind < GGML_LUCE_KIND_COUNT ? names[kind] : "unknown";
+}
+
+static bool fits(bool condition, enum ggml_luce_kind kind, const char * rule) {
+    if (!condition) {
+        GGML_LOG_ERROR("luce op %s: expected %s\n", ggml_luce_kind_name(kind), rule);
+    }
+    return condition;
+}
+
+#define EXPECT(rule) do { if (!fits((rule), kind, #rule)) { return NULL; } } while (0)
+
+static bool is_f32(const struct ggml_tensor * t) {
+    return t != NULL && t->type == GGML_TYPE_F32 && t->nb[0] == sizeof(float);
+}
+
+// F32 [ne0, ne1], each row contiguous
+static bool is_rows(const struct ggml_tensor * t, int64_t ne0, int64_t ne1) {
+    return is_f32(t) && t->ne[0] == ne0 && t->ne[1] == ne1 && t->ne[2] == 1 && t->ne[3] == 1;
+}
+
+static bool is_whole(const struct ggml_tensor * t) {
+    return is_f32(t) && ggml_is_contiguous(t);
+}
+
+static bool is_vector(const struct ggml_tensor * t, int64_t n) {
+    return is_whole(t) && ggml_nelements(t) == n;
+}
+
+static bool is_rows_table(const struct ggml_tensor * t, int64_t n) {
+    return t != NULL && t->type == GGML_TYPE_I32 && ggml_is_contiguous(t) && t->ne[0] == 4 && t->ne[1] == n;
+}
+
+static bool is_pages(const struct ggml_tensor * t) {
+    return t != NULL && t->type == GGML_TYPE_I32 && ggml_is_contiguous(t) && t->ne[2] == 1 && t->ne[3] == 1;
+}
+
+static struct ggml_tensor * finish(struct ggml_tensor * dst, enum ggml_luce_kind kind, const struct ggml_tensor * const * src, int n_src) {
+    dst->op = GGML_OP_LUCE;
+    ggml_set_op_params_i32(dst, P_KIND, (int32_t) kind);
+    for (int i = 0; i < n_src; i++) {
+        dst->src[i] = (struct ggml_tensor *) (uintptr_t) src[i];
+    }
+    return dst;
+}
+
+#define FINISH(dst, ...)                                              \
+    do {                                                              \
+        const struct ggml_tensor * const src_[] = { __VA_ARGS__ };    \
+        return finish(dst, kind, src_, (int) (sizeof(src_) / sizeof(src_[0]))); \
+    } while (0)
+
+struct ggml_tensor * ggml_luce_hc_init(
+        struct ggml_context * ctx, struct ggml_tensor * embd, struct ggml_tensor * norm, int n_stream, float eps) {
+    const enum ggml_luce_kind kind = GGML_LUCE_HC_INIT;
+    EXPECT(is_rows(embd, embd->ne[0], embd->ne[1]) && n_stream > 0);
+    EXPECT(is_vector(norm, embd->ne[0] * n_stream));
+    struct ggml_tensor * dst = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, 2 * n_stream * embd->ne[0], embd->ne[1]);
+    ggml_set_op_params_i32(dst, 1, n_stream);
+    ggml_set_op_params_f32(dst, 2, eps);
+    FINISH(dst, embd, norm);
+}
+
+struct ggml_tensor * ggml_luce_hc_norm(
+        struct ggml_context * ctx, struct ggml_tensor * residual, struct ggml_tensor * norm, int n_stream, float eps) {
+    const enum ggml_luce_kind kind = GGML_LUCE_HC_NORM;
+    EXPECT(is_rows(residual, residual->ne[0], residual->ne[1]) && n_stream > 0 && residual->ne[0] % n_stream == 0);
+    EXPECT(is_vector(norm, residual->ne[0]));
+    struct ggml_tensor * dst = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, residual->ne[0], residual->ne[1]);
+    ggml_set_op_params_i32(dst, 1, n_stream);
+    ggml_set_op_params_f32(dst, 2, eps);
+    FINISH(dst, residual, norm);
+}
+
+struct ggml_tensor * ggml_luce_hc_mix(
+        struct ggml_context * ctx, struct ggml_tensor * xn, struct ggml_tensor * gate, int n_stream) {
+    const enum ggml_luce_kind kind = GGML_LUCE_HC_MIX;
+    EXPECT(is_rows(xn, xn->ne[0], xn->ne[1]) && n_stream > 0 && xn->ne[0] % n_stream == 0);
+    EXPECT(is_rows(gate, xn->ne[0], xn->ne[1]));
+    struct ggml_tensor * dst = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, xn->ne[0] / n_stream, xn->ne[1]);
+    ggml_set_op_params_i32(dst, 1, n_stream);
+    FINISH(dst, xn, gate);
+}
+
+struct ggml_tensor * ggml_luce_hc_combine(
+        struct ggml_context * ctx, struct ggml_tensor * residual, struct ggml_tensor * block, struct ggml_tensor * inject,
+        struct ggml_tensor * norm, float eps) {
+    const enum ggml_luce_kind kind = GGML_LUCE_HC_COMBINE;
+    const int64_t n = residual->ne[0];
+    const int64_t t = residual->ne[1];
+    EXPECT(is_rows(residual, n, t) && inject != NULL && inject->ne[0] > 0 && n % inject->ne[0] == 0);
+    EXPECT(is_rows(inject, inject->ne[0], t));
+    EXPECT(is_rows(block, n / inject->ne[0], t));
+    EXPECT(norm == NULL || is_vector(norm, n));
+    struct ggml_tensor * dst = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, norm ? 2 * n : n, t);
+    ggml_set_op_params_i32(dst, 1, (int32_t) inject->ne[0]);
+    ggml_set_op_params_f32(dst, 2, eps);
+    FINISH(dst, residual, block, inject, norm);
+}
+
+struct ggml_tensor * ggml_luce_norm_rope(
+        struct ggml_context * ctx, struct ggml_tensor * x, struct ggml_tensor * norm, struct ggml_tensor * rope,
+        int n_head, int head_stride, float eps) {
+    const enum ggml_luce_kind kind = GGML_LUCE_NORM_ROPE;
+    EXPECT(is_whole(norm) && n_head > 0 && head_stride >= ggml_nelements(norm));
+    const int64_t d = ggml_nelements(norm);
+    EXPECT(is_rows(x, x->ne[0], x->ne[1]) && x->ne[0] >= (int64_t) head_stride * (n_head - 1) + d);
+    EXPECT(is_rows(rope, rope->ne[0], x->ne[1]) && rope->ne[0] % 2 == 0 && rope->ne[0] <= d);
+    struct ggml_tensor * dst = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, d, n_head, x->ne[1]);
+    ggml_set_op_params_i32(dst, 1, head_stride);
+    ggml_set_op_params_f32(dst, 2, eps);
+    FINISH(dst, x, norm, rope);
+}
+
+struct ggml_tensor * ggml_luce_gdn(
+        struct ggml_context * ctx, struct ggml_tensor * qkv, struct ggml_tensor * z, struct ggml_tensor * beta,
+        struct ggml_tensor * alpha, struct ggml_tensor * conv, struct ggml_tensor * misc, struct ggml_tensor * state,
+        struct ggml_tensor * history, struct ggml_tensor * rows, int n_k_head, float eps, bool keep_rows, int fault) {
+    const enum ggml_luce_kind kind = GGML_LUCE_GDN;
+    const int64_t t  = qkv->ne[1];
+    const int64_t nv = beta->ne[0];
+    EXPECT(nv > 0 && n_k_head > 0 && nv % n_k_head == 0 && z->ne[0] % nv == 0);
+    const int64_t d = z->ne[0] / nv;
+    const int64_t c = 2 * d * n_k_head + d * nv;
+    EXPECT(is_rows(qkv, c, t) && is_rows(z, d * nv, t) && is_rows(beta, nv, t) && is_rows(alpha, nv, t));
+    EXPECT(is_whole(conv) && conv->ne[0] == c && conv->ne[1] >= 1 && conv->ne[1] <= 8 && conv->ne[2] == 1);
+    EXPECT(is_vector(misc, 2 * nv + d));
+    EXPECT(is_whole(state) && state->ne[0] == d * d * nv && state->ne[1] >= 1);
+    EXPECT(is_whole(history) && history->ne[0] == c && history->ne[1] >= conv->ne[1] && history->ne[2] == state->ne[2]);
+    EXPECT(is_rows_table(rows, t));
+    struct ggml_tensor * dst = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, d * nv, t);
+    ggml_set_op_params_i32(dst, 1, n_k_head);
+    ggml_set_op_params_f32(dst, 2, eps);
+    ggml_set_op_params_i32(dst, 3, keep_rows);
+    ggml_set_op_params_i32(dst, 4, fault);
+    FINISH(dst, qkv, z, beta, alpha, conv, misc, state, history, rows);
+}
+
+struct ggml_tensor * ggml_luce_qsa_pool(
+        struct ggml_context * ctx, struct ggml_tensor * k, struct ggml_tensor * norm, struct ggml_tensor * rope,
+        struct ggml_tensor * raw, struct ggml_tensor * pooled, struct ggml_tensor * pages, struct ggml_tensor * rows,
+        int ratio, float eps) {
+    const enum ggml_luce_kind kind = GGML_LUCE_QSA_POOL;
+    const int64_t d = k->ne[0];
+    const int64_t t = k->ne[1];
+    EXPECT(is_rows(k, d, t) && is_vector(norm, d));
+    EXPECT(is_rows(rope, rope->ne[0], t) && rope->ne[0] % 2 == 0 && rope->ne[0] <= d);
+    EXPECT(ratio > 0 && GGML_LUCE_PAGE % ratio == 0);
+    EXPECT(is_whole(raw) && raw->ne[0] == d && raw->ne[1] % GGML_LUCE_PAGE == 0);
+    EXPECT(is_whole(pooled) && pooled->ne[0] == d && pooled->ne[1] * ratio == raw->ne[1]);
+    EXPECT(is_pages(pages) && is_rows_table(rows, t));
+    struct ggml_tensor * dst = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, 1, t);
+    ggml_set_op_params_i32(dst, 1, ratio);
+    ggml_set_op_params_f32(dst, 2, eps);
+    FINISH(dst, k, norm, rope, raw, pooled, pages, rows);
+}
+
+struct ggml_tensor * ggml_luce_qsa_select(
+        struct ggml_context * ctx, struct ggml_tensor * q, struct ggml_tensor * pooled, struct ggml_tensor * after,
+        struct ggml_tensor * pages, struct ggml_tensor * rows, int ratio, int n_top, int n_block_max, int fault) {
+    const enum ggml_luce_kind kind = GGML_LUCE_QSA_SELECT;
+    EXPECT(is_whole(q) && q->ne[3] == 1);
+    EXPECT(is_whole(pooled) && pooled->ne[0] == q->ne[0]);
+    EXPECT(ratio > 0 && GGML_LUCE_PAGE % ratio == 0 && n_top > 0 && n_block_max > 0);
+    EXPECT(after != NULL && is_pages(pages) && is_rows_table(rows, q->ne[2]));
+    EXPECT((int64_t) n_block_max * ratio <= pages->ne[0] * GGML_LUCE_PAGE);
+    struct ggml_tensor * dst = ggml_new_tensor_2d(ctx, GGML_TYPE_I32, 1 + n_top, q->ne[2]);
+    ggml_set_op_params_i32(dst, 1, ratio);
+    ggml_set_op_params_i32(dst, 2, n_top);
+    ggml_set_op_params_i32(dst, 3, n_block_max);
+    ggml_set_op_params_i32(dst, 4, fault);
+    FINISH(dst, q, pooled, after, pages, rows);
+}
+
+struct ggml_tensor * ggml_luce_qsa_attn(
+        struct ggml_context * ctx, struct ggml_tensor * q, struct ggml_tensor * k, struct ggml_tensor * v,
+        struct ggml_tensor * selected, struct ggml_tensor * gate, struct ggml_tensor * pages, struct ggml_tensor * rows,
+        int ratio, int gate_stride, float scale, int fault) {
+    const enum ggml_luce_kind kind = GGML_LUCE_QSA_ATTN;
+    const int64_t d      = q->ne[0];
+    const int64_t n_head = q->ne[1];
+    const int64_t t      = q->ne[2];
+    EXPECT(is_whole(q) && q->ne[3] == 1);
+    EXPECT(k->type == v->type && (k->type == GGML_TYPE_F32 || k->type == GGML_TYPE_F16));
+    EXPECT(ggml_is_contiguous(k) && ggml_is_contiguous(v) && k->ne[0] == v->ne[0] && k->ne[1] == v->ne[1]);
+    EXPECT(k->ne[0] % d == 0 && n_head % (k->ne[0] / d) == 0);
+    EXPECT(ratio > 0 && GGML_LUCE_PAGE % ratio == 0);
+    EXPECT(selected->type == GGML_TYPE_I32 && ggml_is_contiguous(selected) && selected->ne[1] == t);
+    EXPECT(is_rows(gate, gate->ne[0], t) && gate->ne[0] >= (n_head - 1) * (int64_t) gate_stride + d);
+    EXPECT(is_pages(pages) && is_rows_table(rows, t));
+    struct ggml_tensor * dst = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, d * n_head, t);
+    ggml_set_op_params_i32(dst, 1, ratio);
+    ggml_set_op_params_i32(dst, 2, gate_stride);
+    ggml_set_op_params_f32(dst, 3, scale);
+    ggml_set_op_params_i32(dst, 4, fault);
+    FINISH(dst, q, k, v, selected, gate, pages, rows);
+}
+
+struct ggml_tensor * ggml_luce_ple_gate(
+        struct ggml_context * ctx, struct ggml_tensor * key, struct ggml_tensor * value, struct ggml_tensor * residual,
+        struct ggml_tensor * norm_key, struct ggml_tensor * norm_query, struct ggml_tensor * norm_conv, int n_stream, float eps) {
+    const enum ggml_luce_kind kind = GGML_LUCE_PLE_GATE;
+    const int64_t n = key->ne[0];
+    const int64_t t = key->ne[1];
+    EXPECT(n_stream > 0 && n % n_stream == 0);
+    EXPECT(is_rows(key, n, t) && is_rows(residual, n, t) && is_rows(value, n / n_stream, t));
+    EXPECT(is_vector(norm_key, n) && is_vector(norm_query, n) && is_vector(norm_conv, n));
+    struct ggml_tensor * dst = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, 2 * n, t);
+    ggml_set_op_params_i32(dst, 1, n_stream);
+    ggml_set_op_params_f32(dst, 2, eps);
+    FINISH(dst, key, value, residual, norm_key, norm_query, norm_conv);
+}
+
+struct ggml_tensor * ggml_luce_ple_conv(
+        struct ggml_context * ctx, struct ggml_tensor * gated, struct ggml_tensor * residual, struct ggml_tensor * conv,
+        struct ggml_tensor * history, struct ggml_tensor * rows, int dilation) {
+    const enum ggml_luce_kind kind = GGML_LUCE_PLE_CONV;
+    const int64_t n = residual->ne[0];
+    const int64_t t = residual->ne[1];
+    EXPECT(is_rows(residual, n, t) && is_rows(gated, 2 * n, t) && dilation > 0);
+    EXPECT(is_whole(conv) && conv->ne[0] == n && conv->ne[1] >= 1 && conv->ne[1] <= 8 && conv->ne[2] == 1);
+    EXPECT(is_whole(history) && history->ne[0] == n && history->ne[1] >= (conv->ne[1] - 1) * dilation + 1);
+    EXPECT(is_rows_table(rows, t));
+    struct ggml_tensor * dst = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, n, t);
+    ggml_set_op_params_i32(dst, 1, dilation);
+    FINISH(dst, gated, residual, conv, history, rows);
+}
+
+struct ggml_tensor * ggml_luce_route(struct ggml_context * ctx, struct ggml_tensor * logits, int n_used) {
+    const enum ggml_luce_kind kind = GGML_LUCE_ROUTE;
+    EXPECT(is_rows(logits, logits->ne[0], logits->ne[1]) && n_used > 0 && n_used <= logits->ne[0]);
+    struct ggml_tensor * dst = ggml_new_tensor_2d(ctx, GGML_TYPE_I32, n_used, logits->ne[1]);
+    FINISH(dst, logits);
+}
+
+struct ggml_tensor * ggml_luce_moe_combine(
+        struct ggml_context * ctx, struct ggml_tensor * picks, struct ggml_tensor * logits, struct ggml_tensor * ids,
+        struct ggml_tensor * shared, struct ggml_tensor * shared_gate) {
+    const enum ggml_luce_kind kind = GGML_LUCE_MOE_COMBINE;
+    const int64_t n = picks->ne[0];
+    const int64_t u = picks->ne[1];
+    const int64_t t = picks->ne[2];
+    EXPECT(is_whole(picks) && picks->ne[3] == 1 && u <= 64);
+    EXPECT(is_rows(logits, logits->ne[0], t) && is_rows(shared, n, t) && is_rows(shared_gate, 1, t));
+    EXPECT(ids->type == GGML_TYPE_I32 && ggml_is_contiguous(ids) && ids->ne[0] == u && ids->ne[1] == t);
+    struct ggml_tensor * dst = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, n, t);
+    FINISH(dst, picks, logits, ids, shared, shared_gate);
+}
+
+struct ggml_tensor * ggml_luce_silu_scale(struct ggml_context * ctx, struct ggml_tensor * x, float scale) {
+    const enum ggml_luce_kind kind = GGML_LUCE_SILU_SCALE;
+    EXPECT(is_rows(x, x->ne[0], x->ne[1]));
+    struct ggml_tensor * dst = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, x->ne[0], x->ne[1]);
+    ggml_set_op_params_f32(dst, 1, scale);
+    FINISH(dst, x);
+}
+
+bool ggml_luce_set_phase(struct ggml_tensor * tensor, enum ggml_luce_phase phase) {
+    if (tensor->op != GGML_OP_MUL_MAT && tensor->op != GGML_OP_MUL_MAT_ID) {
+        return false;
+    }
+    ggml_set_op_params_i32(tensor, GGML_LUCE_PHASE_PARAM, (int32_t) phase);
+    return true;
+}
+
+enum ggml_luce_phase ggml_luce_get_phase(const struct ggml_tensor * tensor) {
+    return (enum ggml_luce_phase) ggml_get_op_params_i32(tensor, GGML_LUCE_PHASE_PARAM);
+}
+
+bool ggml_luce_dequantize_rows(
+        enum ggml_type type, const void * base, size_t row_bytes, const int64_t * ids, int64_t n, int64_t ne0, float * dst) {
+    if (type < 0 || type >= GGML_TYPE_COUNT) {
+        return false;
+    }
+    const struct ggml_type_traits * traits = ggml_get_type_traits(type);
+    for (int64_t i = 0; i < n; i++) {
+        const char * row = (const char *) base + (size_t) (ids ? ids[i] : i) * row_bytes;
+        if (type == GGML_TYPE_F32) {
+            memcpy(dst + i * ne0, row, (size_t) ne0 * sizeof(float));
+        } else if (traits->to_float != NULL) {
+            traits->to_float(row, dst + i * ne0, ne0);
+        } else {
+            return false;
+        }
+    }
+    return true;
+}
