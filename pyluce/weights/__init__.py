@@ -1,0 +1,24 @@
+"""Reading models: GGUF files and shards, hyper-parameters, the tensor table, placement, the lazily read PLE table."""
+
+from __future__ import annotations
+
+from pyluce.weights.catalogue import Mtp, MtpStatus
+from pyluce.weights.errors import ModelError
+from pyluce.weights.gguf_reader import GgufArray, MetaValue
+from pyluce.weights.hparams import HParams, PleParams
+from pyluce.weights.model_file import ModelFile, Progress, open_model
+from pyluce.weights.tensors import TensorInfo
+
+__all__ = [
+    "GgufArray",
+    "HParams",
+    "MetaValue",
+    "ModelError",
+    "ModelFile",
+    "Mtp",
+    "MtpStatus",
+    "PleParams",
+    "Progress",
+    "TensorInfo",
+    "open_model",
+]

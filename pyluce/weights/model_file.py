@@ -1,0 +1,170 @@
+"""Opens a model: all its shards, mapped and checked, nothing read that is not asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pyluce.weights.catalogue import Mtp, MtpStatus, check_model, check_sidecar
+from pyluce.weights.errors import ModelError, refuse
+from pyluce.weights.gguf_reader import GgufArray, MetaValue
+from pyluce.weights.hparams import HParams, read_hparams
+from pyluce.weights.shards import Shard, check_split, shard_paths
+from pyluce.weights.tensors import TensorInfo
+
+_SPECIAL_TOKENS = ("bos", "eos", "eot", "unknown", "padding", "fim_pre", "fim_suf", "fim_mid")
+
+
+class Progress(Protocol):
+    """Told what happens and how far it is: a short stage name, and `done` of `total` (files or bytes, by stage)."""
+
+    def __call__(self, stage: str, done: int, total: int, /) -> None: ...
+
+
+class ModelFile:
+    """An opened model. Owns its shards; `tensors` are the trunk's (with embedding, output, PLE), MTP is apart.
+
+    `warnings` are for the user: unknown keys and tensors, an MTP block that cannot be used.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        hparams: HParams,
+        tensors: dict[str, TensorInfo],
+        mtp: Mtp,
+        shards: list[Shard],
+        warnings: list[str],
+    ) -> None:
+        self.path = path
+        self.hparams = hparams
+        self.tensors = tensors
+        self.mtp = mtp
+        self.shards = shards
+        self.warnings = warnings
+
+    @property
+    def metadata(self) -> Mapping[str, MetaValue]:
+        """Metadata of the first shard; arrays are readable until `close()`."""
+        return self.shards[0].metadata
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all tensors of the trunk."""
+        return sum(t.nbytes for t in self.tensors.values())
+
+    def address(self, info: TensorInfo) -> int:
+        """Address of the tensor's first byte in the map; valid until `close()`."""
+        return self.shards[info.shard].base_address + info.offset
+
+    def read(self, info: TensorInfo) -> npt.NDArray[np.uint8]:
+        """A copy of the tensor's bytes, read from the file (not through the map)."""
+        out = np.empty(info.nbytes, np.uint8)
+        shard, done = self.shards[info.shard], 0
+        while done < info.nbytes:
+            got = os.pread(shard.fd, min(info.nbytes - done, 1 << 30), info.offset + done)
+            if not got:
+                found = f"{done}: the file was truncated after it was opened"
+                refuse(shard.path, f"data of {info.name}", expected=f"{info.nbytes} bytes", found=found)
+            out[done : done + len(got)] = np.frombuffer(got, np.uint8)
+            done += len(got)
+        return out
+
+    def close(self) -> None:
+        """Unmap and close every shard. Idempotent."""
+        for shard in self.shards:
+            shard.close()
+
+    def __enter__(self) -> ModelFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def open_model(
+    path: str | os.PathLike[str], progress: Progress | None = None, *, draft: str | os.PathLike[str] | None = None
+) -> ModelFile:
+    """Open and validate the model at `path` (a file, or any shard of it).
+
+    `draft`: an MTP sidecar to use instead of the block in the file. Without it a sidecar beside the model
+    (`mtp-*.gguf`, there or in `MTP/`) is taken when the file has no MTP block.
+    Raises `ModelError` for everything that is wrong with the files.
+    """
+    shards: list[Shard] = []
+    try:
+        paths = shard_paths(Path(path))
+        for i, part in enumerate(paths):
+            shards.append(Shard(part))
+            if progress:
+                progress("open", i + 1, len(paths))
+        check_split(shards)
+        first = str(shards[0].path)
+        hparams, warnings = read_hparams(shards[0].metadata, first)
+        warnings += _special_token_warnings(shards[0], hparams)
+        catalogue = check_model(first, hparams, _collect(shards, 0))
+        warnings += catalogue.warnings
+        mtp = catalogue.mtp
+        if draft is not None:
+            mtp = _attach_sidecar(shards, hparams, Path(draft))
+        elif mtp.status is not MtpStatus.PRESENT:
+            mtp = _discover_sidecar(shards, hparams, mtp, warnings)
+        return ModelFile(first, hparams, catalogue.tensors, mtp, shards, warnings)
+    except BaseException:
+        for shard in shards:
+            shard.close()
+        raise
+
+
+def _collect(shards: list[Shard], first_index: int) -> dict[str, TensorInfo]:
+    """The tensors of the shards by name; a name may occur once."""
+    tensors: dict[str, TensorInfo] = {}
+    for index, shard in enumerate(shards[first_index:], first_index):
+        for entry in shard.header.tensors:
+            if entry.name in tensors:
+                other = shards[tensors[entry.name].shard].path.name
+                refuse(shard.path, f"tensor {entry.name}", expected="it in one shard", found=f"it in {other} as well")
+            tensors[entry.name] = TensorInfo(entry.name, entry.type_id, entry.ne, entry.nbytes, index, entry.offset)
+    return tensors
+
+
+def _attach_sidecar(shards: list[Shard], hparams: HParams, path: Path) -> Mtp:
+    """Open the sidecar as one more shard and check that it fits the model."""
+    sidecar = Shard(path)
+    try:
+        theirs, _ = read_hparams(sidecar.metadata, str(path), mtp_only=True)
+        mtp = check_sidecar(str(path), hparams, theirs, _collect([*shards, sidecar], len(shards)))
+    except BaseException:
+        sidecar.close()
+        raise
+    shards.append(sidecar)
+    return mtp
+
+
+def _discover_sidecar(shards: list[Shard], hparams: HParams, mtp: Mtp, warnings: list[str]) -> Mtp:
+    """A sidecar beside the model, if one fits; one that does not fit leaves a warning."""
+    folder = shards[0].path.parent
+    for candidate in [*sorted(folder.glob("MTP/mtp-*.gguf")), *sorted(folder.glob("mtp-*.gguf"))]:
+        try:
+            return _attach_sidecar(shards, hparams, candidate)
+        except ModelError as error:
+            warnings.append(f"{candidate}: not used as MTP sidecar: {error}")
+            mtp = Mtp(MtpStatus.INCOMPLETE, reason=str(error), path=str(candidate))
+    return mtp
+
+
+def _special_token_warnings(shard: Shard, hparams: HParams) -> list[str]:
+    if not isinstance(shard.metadata.get("tokenizer.ggml.tokens"), GgufArray):
+        return []
+    warnings = []
+    for name in _SPECIAL_TOKENS:
+        value = shard.metadata.get(f"tokenizer.ggml.{name}_token_id")
+        if isinstance(value, int) and not 0 <= value < hparams.n_vocab:
+            warnings.append(f"{shard.path}: {name}_token_id {value} is no token of the {hparams.n_vocab}; ignored")
+    return warnings

@@ -1,0 +1,133 @@
+"""The files of one model: names of shards, and one memory-mapped file each."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pyluce.weights.errors import ModelError, refuse
+from pyluce.weights.gguf_reader import GgufHeader, MetaValue, read_header
+
+_SHARD_NAME: Final = re.compile(r"^(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf$")
+
+
+def shard_paths(path: Path) -> list[Path]:
+    """All files of the model that `path` belongs to, in order; `path` may be any of them.
+
+    `ModelError` names the first file that is missing.
+    """
+    match = _SHARD_NAME.match(path.name)
+    if match is None:
+        return [path]
+    count = int(match["count"])
+    if not 1 <= int(match["index"]) <= count:
+        refuse(path, "name of the shard", expected=f"a number from 00001 to {count:05}", found=match["index"])
+    paths = [path.with_name(f"{match['stem']}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]
+    missing = [p for p in paths if not p.is_file()]
+    if missing:
+        found = f"no {missing[0].name}" + (f" (and {len(missing) - 1} more missing)" if missing[1:] else "")
+        hint = "Download it into the same folder"
+        refuse(path, "shards", expected=f"{count} files in one folder", found=found, hint=hint)
+    return paths
+
+
+class Shard:
+    """One mapped GGUF file. Opening it reads the header only; `fd` stays open for reads of single rows."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = -1
+        self._map: mmap.mmap | None = None
+        self._bytes: npt.NDArray[np.uint8] | None = None
+        try:
+            self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            self.size_bytes = os.fstat(self._fd).st_size
+            if self.size_bytes == 0:
+                refuse(path, "size", expected="a GGUF file", found="an empty file", hint="Download it again")
+            self._map = mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ)
+            self.header: GgufHeader = read_header(self._map, str(path))
+            self._bytes = np.frombuffer(self._map, np.uint8)
+        except OSError as error:
+            self.close()
+            raise ModelError(f"{path}: cannot be opened: {error.strerror or error}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def metadata(self) -> Mapping[str, MetaValue]:
+        return self.header.metadata
+
+    @property
+    def fd(self) -> int:
+        """The open file; `ValueError` after `close()`."""
+        if self._fd < 0:
+            raise ValueError(f"{self.path} is closed")
+        return self._fd
+
+    @property
+    def base_address(self) -> int:
+        """Address of the file's first byte, page-aligned; valid until `close()`."""
+        if self._bytes is None:
+            raise ValueError(f"{self.path} is closed")
+        return int(self._bytes.ctypes.data)
+
+    def advise(self, advice: int, offset: int, n_bytes: int) -> None:
+        """`madvise` for the whole pages inside the range; a hint, so a system without it does nothing."""
+        start = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (offset + n_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if self._map is not None and end > start and hasattr(self._map, "madvise"):
+            self._map.madvise(advice, start, end - start)
+
+    def close(self) -> None:
+        """Unmap and close. Addresses into the file are invalid afterwards. Idempotent."""
+        self._bytes = None
+        if self._map is not None:
+            self._map.close()
+            self._map = None
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Shard:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def check_split(shards: list[Shard]) -> None:
+    """The shards belong together: number, count and total of tensors as their metadata say."""
+    total = sum(len(s.header.tensors) for s in shards)
+    for i, shard in enumerate(shards):
+        count = _optional_integer(shard, "split.count")
+        if len(shards) == 1:
+            if count not in (None, 0, 1):
+                hint = "Give all shards names that end in -00001-of-0000N.gguf"
+                refuse(shard.path, "split.count", expected="1, by the file's name", found=count, hint=hint)
+        elif (count is None and i == 0) or (count is not None and count != len(shards)):
+            refuse(shard.path, "split.count", expected=f"{len(shards)} (as in its name)", found=count)
+        number = _optional_integer(shard, "split.no")
+        if number != i and not (number is None and len(shards) == 1):
+            hint = "A shard was renamed or belongs to another model"
+            refuse(shard.path, "split.no", expected=i, found="no such key" if number is None else number, hint=hint)
+        tensors = _optional_integer(shard, "split.tensors.count")
+        if tensors != total and not (tensors is None and (i > 0 or len(shards) == 1)):
+            refuse(shard.path, "split.tensors.count", expected=f"{total} (tensors in all shards)", found=tensors)
+
+
+def _optional_integer(shard: Shard, key: str) -> int | None:
+    value = shard.metadata.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        refuse(shard.path, key, expected="an integer", found=value)
+    return value
