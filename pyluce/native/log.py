@@ -1,0 +1,79 @@
+"""The native log: captured in a ring, forwarded to Python's logging, its tail attached to NativeError.
+
+Lines go to the logger ``pyluce.native`` (silent unless the program configures logging); the ring keeps the last lines
+of level INFO and above. The C callback that calls ``receive`` is in ``callbacks.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+
+from pyluce.native.structs import GGMLLogLevel
+
+RING_LINES = 400
+TAIL_LINES = 20
+
+logger = logging.getLogger("pyluce.native")
+logger.addHandler(logging.NullHandler())
+
+_LEVELS: dict[int, int] = {
+    GGMLLogLevel.DEBUG: logging.DEBUG,
+    GGMLLogLevel.INFO: logging.INFO,
+    GGMLLogLevel.WARN: logging.WARNING,
+    GGMLLogLevel.ERROR: logging.ERROR,
+}
+
+
+class LogRing:
+    """The last complete lines of the log, assembled from the pieces that C passes. Safe from any thread."""
+
+    def __init__(self, max_lines: int = RING_LINES) -> None:
+        self._lines: deque[str] = deque(maxlen=max_lines)
+        self._open = ""
+        self._level: int = GGMLLogLevel.INFO
+        self._lock = threading.RLock()
+
+    def add(self, level: int, text: str) -> list[tuple[int, str]]:
+        """Take one piece of text; return the (level, line) pairs that it completed."""
+        with self._lock:
+            if level != GGMLLogLevel.CONT:
+                self._level = level
+            pieces = (self._open + text).split("\n")
+            self._open = pieces.pop()
+            done = [(self._level, line.rstrip()) for line in pieces if line.strip()]
+            self._lines.extend(line for line_level, line in done if line_level != GGMLLogLevel.DEBUG)
+            return done
+
+    def tail(self, n_lines: int = TAIL_LINES) -> list[str]:
+        """The last lines, newest last, an unfinished line included."""
+        with self._lock:
+            lines = [*self._lines, self._open] if self._open.strip() else list(self._lines)
+            return lines[-n_lines:]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._lines.clear()
+            self._open = ""
+
+
+ring = LogRing()
+
+
+def tail(n_lines: int = TAIL_LINES) -> list[str]:
+    """The last lines of the native log, newest last."""
+    return ring.tail(n_lines)
+
+
+def receive(level: int, text: bytes | None, user_data: int | None) -> None:
+    """What the log callback does with a piece of text from C."""
+    for line_level, line in ring.add(level, (text or b"").decode("utf-8", "replace")):
+        logger.log(_LEVELS.get(line_level, logging.INFO), "%s", line)
+
+
+def note(line: str) -> None:
+    """Add an error line of our own, where the native log is read."""
+    for text in ring.add(GGMLLogLevel.ERROR, line + "\n"):
+        logger.error("%s", text[1])

@@ -1,0 +1,148 @@
+# mypy: disable-error-code="empty-body"
+"""Declarations of ggml-luce.h: the constructors of GGML_OP_LUCE, matmul phases and the row dequantiser.
+
+Shapes and formulas stand in the header (``patches/src/ggml/include/ggml-luce.h``). A constructor returns None, with the
+reason in the native log, when a shape or type does not fit; ``pyluce.graph.ops`` turns that into an exception.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from pyluce.native.declare import F32, I64, Bool, Int, OptPtr, Out, Ptr, Size, Str, function
+
+BASE = "ggml-base"
+PAGE_TOKENS = 64
+
+
+class Phase(IntEnum):
+    """How a matrix product chooses its kernel (``enum ggml_luce_phase``)."""
+
+    UPSTREAM = 0
+    ROW = 1
+    CHUNK = 2
+
+
+class Fault(IntEnum):
+    """Faults that tests plant in a graph (``enum ggml_luce_fault``); NONE in every real one."""
+
+    NONE = 0
+    NAN_LEAK = 1
+    TIE_HIGH = 2
+    SCAN_ORDER = 3
+
+
+@function(BASE)
+def ggml_luce_hc_init(ctx: Ptr, embd: Ptr, norm: Ptr, n_stream: Int, eps: F32) -> OptPtr: ...
+@function(BASE)
+def ggml_luce_hc_norm(ctx: Ptr, residual: Ptr, norm: Ptr, n_stream: Int, eps: F32) -> OptPtr: ...
+@function(BASE)
+def ggml_luce_hc_mix(ctx: Ptr, xn: Ptr, gate: Ptr, n_stream: Int) -> OptPtr: ...
+@function(BASE)
+def ggml_luce_hc_combine(ctx: Ptr, residual: Ptr, block: Ptr, inject: Ptr, norm: OptPtr, eps: F32) -> OptPtr: ...
+@function(BASE)
+def ggml_luce_norm_rope(
+    ctx: Ptr,
+    x: Ptr,
+    norm: Ptr,
+    rope: Ptr,
+    n_head: Int,
+    head_stride: Int,
+    eps: F32,
+) -> OptPtr: ...
+@function(BASE)
+def ggml_luce_gdn(
+    ctx: Ptr,
+    qkv: Ptr,
+    z: Ptr,
+    beta: Ptr,
+    alpha: Ptr,
+    conv: Ptr,
+    misc: Ptr,
+    state: Ptr,
+    history: Ptr,
+    rows: Ptr,
+    n_k_head: Int,
+    eps: F32,
+    keep_rows: Bool,
+    fault: Int,
+) -> OptPtr: ...
+@function(BASE)
+def ggml_luce_qsa_pool(
+    ctx: Ptr,
+    k: Ptr,
+    norm: Ptr,
+    rope: Ptr,
+    raw: Ptr,
+    pooled: Ptr,
+    pages: Ptr,
+    rows: Ptr,
+    ratio: Int,
+    eps: F32,
+) -> OptPtr: ...
+@function(BASE)
+def ggml_luce_qsa_select(
+    ctx: Ptr,
+    q: Ptr,
+    pooled: Ptr,
+    after: Ptr,
+    pages: Ptr,
+    rows: Ptr,
+    ratio: Int,
+    n_top: Int,
+    n_block_max: Int,
+    fault: Int,
+) -> OptPtr: ...
+@function(BASE)
+def ggml_luce_qsa_attn(
+    ctx: Ptr,
+    q: Ptr,
+    k: Ptr,
+    v: Ptr,
+    selected: Ptr,
+    gate: Ptr,
+    pages: Ptr,
+    rows: Ptr,
+    ratio: Int,
+    gate_stride: Int,
+    scale: F32,
+    fault: Int,
+) -> OptPtr: ...
+@function(BASE)
+def ggml_luce_ple_gate(
+    ctx: Ptr,
+    key: Ptr,
+    value: Ptr,
+    residual: Ptr,
+    norm_key: Ptr,
+    norm_query: Ptr,
+    norm_conv: Ptr,
+    n_stream: Int,
+    eps: F32,
+) -> OptPtr: ...
+@function(BASE)
+def ggml_luce_ple_conv(
+    ctx: Ptr,
+    gated: Ptr,
+    residual: Ptr,
+    conv: Ptr,
+    history: Ptr,
+    rows: Ptr,
+    dilation: Int,
+) -> OptPtr: ...
+@function(BASE)
+def ggml_luce_route(ctx: Ptr, logits: Ptr, n_used: Int) -> OptPtr: ...
+@function(BASE)
+def ggml_luce_moe_combine(ctx: Ptr, picks: Ptr, logits: Ptr, ids: Ptr, shared: Ptr, shared_gate: Ptr) -> OptPtr: ...
+@function(BASE)
+def ggml_luce_silu_scale(ctx: Ptr, x: Ptr, scale: F32) -> OptPtr: ...
+@function(BASE)
+def ggml_luce_stamp() -> Str: ...
+@function(BASE)
+def ggml_luce_set_phase(tensor: Ptr, phase: Int) -> Bool: ...
+@function(BASE)
+def ggml_luce_get_phase(tensor: Ptr) -> Int: ...
+@function(BASE)
+def ggml_luce_dequantize_rows(
+    type: Int, base: Ptr, row_bytes: Size, ids: OptPtr, n: I64, ne0: I64, dst: Out
+) -> Bool: ...
