@@ -7,6 +7,8 @@ from pyluce.weights.errors import ModelError
 from pyluce.weights.gguf_reader import GgufArray, MetaValue
 from pyluce.weights.hparams import HParams, PleParams
 from pyluce.weights.model_file import ModelFile, Progress, open_model
+from pyluce.weights.ple_hash import ple_row_ids
+from pyluce.weights.ple_table import PleTable
 from pyluce.weights.tensors import TensorInfo
 
 __all__ = [
@@ -18,7 +20,9 @@ __all__ = [
     "Mtp",
     "MtpStatus",
     "PleParams",
+    "PleTable",
     "Progress",
     "TensorInfo",
     "open_model",
+    "ple_row_ids",
 ]
