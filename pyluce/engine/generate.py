@@ -1,0 +1,198 @@
+"""One request from its prompt's tokens to its last one.
+
+`Generation` is the part that is the request's own: what a row of logits means for it. It computes nothing on a device, so a scheduler
+can keep many of them. `generate` is the loop that drives one alone.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from pyluce.engine.errors import ContextLimitError, EngineError, RequestError
+from pyluce.engine.events import Event, FinishEvent, FinishReason, PrefillEvent, Timings, TokenEvent
+from pyluce.engine.hashing import StepHasher
+from pyluce.engine.protocols import Chain, Logits, Runner, Sampler, SequenceLike, TokenTable
+from pyluce.engine.sampling import MAX_SEED, SamplingParams, check_logits, make_sampler
+from pyluce.text.stream import ReasoningMarkers, TextStream, check_stop_string
+
+S = TypeVar("S", bound=SequenceLike)
+
+MAX_STOP_STRINGS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """What to generate. Plain data, valid by construction (RequestError names the field).
+
+    `max_tokens` None: until the model ends or the context is full. `cuts`: prompt positions where a chunk must end. `ignore_end`: end
+    tokens do not end the answer. `reasoning` None: all text is content.
+    """
+
+    prompt: tuple[int, ...]
+    max_tokens: int | None = None
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stop: tuple[str, ...] = ()
+    reasoning: ReasoningMarkers | None = None
+    starts_in_reasoning: bool = False
+    hash_logits: bool = False
+    ignore_end: bool = False
+    cuts: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise RequestError("prompt: expected at least one token, found none")
+        if self.max_tokens is not None:
+            if isinstance(self.max_tokens, bool) or not isinstance(self.max_tokens, int):
+                raise RequestError(f"max_tokens: expected an integer, found {type(self.max_tokens).__name__}")
+            if self.max_tokens < 1:
+                raise RequestError(f"max_tokens: expected at least 1, found {self.max_tokens}")
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise RequestError(f"stop: expected at most {MAX_STOP_STRINGS} strings, found {len(self.stop)}")
+        for index, text in enumerate(self.stop):
+            try:
+                check_stop_string(text, index)
+            except ValueError as error:
+                raise RequestError(str(error)) from error
+
+    def check_context(self, n_ctx: int) -> int:
+        """The number of tokens to generate at most in a context of `n_ctx`. Raises ContextLimitError with the numbers.
+
+        The last token of an answer is never fed back, so `prompt + max_tokens - 1` positions are needed.
+        """
+        room = n_ctx - len(self.prompt) + 1
+        if room < 1:
+            raise ContextLimitError(f"prompt: {len(self.prompt)} tokens do not fit into the context of {n_ctx}; raise max_ctx or shorten it")
+        if self.max_tokens is None:
+            return room
+        if self.max_tokens > room:
+            raise ContextLimitError(
+                f"max_tokens: {len(self.prompt)} prompt tokens leave room for {room} in the context of {n_ctx}, "
+                f"found {self.max_tokens}; raise max_ctx or ask for fewer"
+            )
+        return self.max_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Resources(Generic[S]):
+    """What a generation works with: the trunk, its context size and chunk grid in tokens, the vocabulary, new sampler chains."""
+
+    runner: Runner[S]
+    tokens: TokenTable
+    new_chain: Callable[[], Chain]
+    n_ctx: int
+    chunk_tokens: int
+
+
+class Generation:
+    """The state of one answer: sampler, text, hashes, clock. `commit` takes the logits of each step in turn."""
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        max_tokens: int,
+        sampler: Sampler,
+        tokens: TokenTable,
+        queued_at: float | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.request = request
+        self._max_tokens = max_tokens
+        self._sampler = sampler
+        self._tokens = tokens
+        self._text = TextStream(
+            stop=request.stop, reasoning=request.reasoning, in_reasoning=request.starts_in_reasoning and request.reasoning is not None
+        )
+        self._hasher = StepHasher() if request.hash_logits else None
+        self._clock = clock
+        self._started = clock()
+        self._queued_at = self._started if queued_at is None else queued_at
+        self._first_logits_at: float | None = None
+        self._count = 0
+        self._reason: FinishReason | None = None
+
+    @property
+    def finished(self) -> bool:
+        """The last token was chosen; `finish` gives the last event."""
+        return self._reason is not None
+
+    def commit(self, logits: Logits) -> TokenEvent:
+        """Choose the next token from its row [n_vocab]. Raises LogitsError when that is impossible."""
+        if self._reason is not None:
+            raise RuntimeError("the answer is complete, no further logits are expected")
+        if self._first_logits_at is None:
+            self._first_logits_at = self._clock()
+        index = self._count
+        check_logits(logits, index)
+        digest = self._hasher.add(logits) if self._hasher else None
+        token = self._sampler.sample(logits)
+        self._count += 1
+        ended = self._tokens.is_end(token) and not self.request.ignore_end
+        deltas = [] if ended else self._text.step(self._tokens.token_bytes(token))
+        if ended or self._text.stop_string is not None:
+            self._reason = FinishReason.STOP
+        elif self._count >= self._max_tokens:
+            self._reason = FinishReason.LENGTH
+        return TokenEvent(tuple(deltas), token, index, digest)
+
+    def finish(self) -> FinishEvent:
+        """The last event, with the text that was held back. An answer cut off at `max_tokens` may still meet a stop string in it."""
+        if self._reason is None or self._first_logits_at is None:
+            raise RuntimeError("the answer is not complete yet")
+        deltas = tuple(self._text.flush())
+        reason = FinishReason.STOP if self._text.stop_string is not None else self._reason
+        timings = Timings(
+            queue_ms=1000 * (self._started - self._queued_at),
+            prompt_tokens=len(self.request.prompt),
+            prefill_ms=1000 * (self._first_logits_at - self._started),
+            completion_tokens=self._count,
+            decode_ms=1000 * (self._clock() - self._first_logits_at),
+        )
+        digest = self._hasher.digest() if self._hasher else None
+        return FinishEvent(deltas, reason=reason, stop_string=self._text.stop_string, timings=timings, logits_sha256=digest)
+
+
+def generate(resources: Resources[S], request: GenerationRequest, queued_at: float | None = None) -> Generator[Event, None, None]:
+    """Run one request alone, an event at a time. Closing the iterator between two events frees its sequence.
+
+    The prompt is fed a chunk at a time, on the runner's own grid, so that whoever drives this can stop after any chunk.
+    """
+    max_tokens = request.check_context(resources.n_ctx)
+    vocab_size = resources.runner.vocab_size
+    outside = next((token for token in request.prompt if not 0 <= token < vocab_size), None)
+    if outside is not None:
+        raise RequestError(f"prompt: expected token ids from 0 to {vocab_size - 1}, found {outside}")
+    seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbelow(MAX_SEED + 1)
+    sampler = make_sampler(request.sampling, request.prompt, seed, vocab_size, resources.new_chain)
+    try:
+        state = resources.runner.new_sequence()
+        try:
+            generation = Generation(request, max_tokens, sampler, resources.tokens, queued_at)
+            logits: Logits | None = None
+            for begin, end in chunk_bounds(len(request.prompt), resources.chunk_tokens, request.cuts):
+                last = end == len(request.prompt)
+                logits = resources.runner.prefill(state, request.prompt[begin:end], want="last" if last else "none")
+                yield PrefillEvent(done=end, total=len(request.prompt))
+            while True:
+                if logits is None:
+                    raise EngineError("the runner returned no logits for the last chunk of a prompt")
+                event = generation.commit(logits)
+                yield event
+                if generation.finished:
+                    break
+                logits = resources.runner.decode([(state, event.token)])[0]
+            yield generation.finish()
+        finally:
+            state.free()
+    finally:
+        sampler.close()
+
+
+def chunk_bounds(length: int, chunk_tokens: int, cuts: Sequence[int] = ()) -> list[tuple[int, int]]:
+    """The chunks `(begin, end)` of a prompt: the grid of `chunk_tokens`, and `cuts` inside the prompt."""
+    inner = {*range(chunk_tokens, length, chunk_tokens), *(cut for cut in cuts if 0 < cut < length)}
+    ends = [*sorted(inner), length]
+    return list(zip([0, *ends[:-1]], ends, strict=True))

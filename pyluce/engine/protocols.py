@@ -1,0 +1,88 @@
+"""The seams of the engine: what it needs of the trunk, of a sampler and of a vocabulary. No native type appears here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Logits = npt.NDArray[np.float32]
+
+
+class SequenceLike(Protocol):
+    """All state of one sequence (`pyluce.state.SequenceState`)."""
+
+    @property
+    def length(self) -> int:
+        """Tokens that the state holds."""
+
+    def free(self) -> None:
+        """Give the slot back; the state must not be used afterwards."""
+
+
+S = TypeVar("S", bound=SequenceLike)
+
+
+class Runner(Protocol[S]):
+    """Computes logits (`pyluce.graph.TrunkRunner`). Every call comes from the thread that made the runner."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Length of a row of logits."""
+
+    def new_sequence(self) -> S:
+        """A cleared sequence in a free slot."""
+
+    def prefill(
+        self,
+        state: S,
+        tokens: Sequence[int],
+        want: Literal["last", "all", "none"] = "last",
+        cuts: Sequence[int] | None = None,
+    ) -> Logits | None:
+        """Append `tokens`; return float32 [n_vocab] for "last", [T, n_vocab] for "all". `cuts` are further chunk
+        boundaries, as absolute positions."""
+
+    def decode(self, rows: Sequence[tuple[S, int]]) -> Logits:
+        """Append one token to each row's sequence; return float32 [n_rows, n_vocab]."""
+
+    def close(self) -> None:
+        """Free everything."""
+
+
+class Sampler(Protocol):
+    """Chooses tokens for one sequence and remembers what it chose."""
+
+    def sample(self, logits: Logits) -> int:
+        """Choose a token from a row [n_vocab], which is not changed, and count it as part of the answer."""
+
+    def close(self) -> None:
+        """Free it."""
+
+
+class Chain(Protocol):
+    """libllama's sampler chain, built step by step (see `pyluce.engine.sampling` for the steps)."""
+
+    def add(self, name: str, *arguments: object) -> None:
+        """Append the step `name`."""
+
+    def accept(self, token: int) -> None:
+        """Tell every step that `token` is now part of the text."""
+
+    def sample(self, logits: Logits) -> int:
+        """Choose a token from a row and accept it."""
+
+    def close(self) -> None:
+        """Free it."""
+
+
+class TokenTable(Protocol):
+    """What the engine asks about tokens (`pyluce.text.Tokenizer`)."""
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that a token adds to the text."""
+
+    def is_end(self, token: int) -> bool:
+        """The token ends an answer."""
