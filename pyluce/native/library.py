@@ -14,7 +14,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyluce.native import callbacks, declare, stamp
+from pyluce.native import callbacks, declare, llama, stamp
 from pyluce.native.errors import LibraryMismatchError, NativeError
 
 LIBRARY_DIR_VARIABLE = "LUCE_LIBRARY_DIR"
@@ -57,6 +57,7 @@ def load_libraries(backend: str = "cpu", *, _check_stamp: bool = True) -> Librar
             check_stamp(found, directory, backend)
         declare.bind(handles)
         callbacks.install()
+        llama.llama_backend_init()
         _libraries = Libraries(backend, directory, found or "", handles)
         return _libraries
 

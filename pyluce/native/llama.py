@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pyluce.native.declare import F32, I32, U32, U64, Bool, Int, OptPtr, OptStr, Out, Ptr, Size, Str, function
 from pyluce.native.llama_structs import LLAMA_DEFAULT_SEED as LLAMA_DEFAULT_SEED
+from pyluce.native.llama_structs import LLAMA_TOKEN_NULL as LLAMA_TOKEN_NULL
 from pyluce.native.llama_structs import TokenAttr as TokenAttr
 from pyluce.native.llama_structs import VocabType as VocabType
 from pyluce.native.llama_structs import llama_batch as llama_batch

@@ -27,7 +27,7 @@ _roots: dict[Handle, None] = {}
 class Handle:
     """A native address, the function that frees it and the handles that are freed before it."""
 
-    __slots__ = ("_children", "_free", "_keep", "_parent", "address", "guard")
+    __slots__ = ("_children", "_free", "keep", "_parent", "address", "guard")
 
     def __init__(
         self, guard: ThreadGuard, address: int, free: Callable[[int], Any], parent: Handle | None, keep: Any
@@ -36,7 +36,7 @@ class Handle:
         self.address: int | None = address
         self._free = free
         self._parent = parent
-        self._keep = keep
+        self.keep = keep
         self._children: dict[Handle, None] = {}
         (_roots if parent is None else parent._children)[self] = None
 
@@ -52,7 +52,7 @@ class Handle:
             if not self.guard.forked:
                 self._free(address)
         finally:
-            self._keep = self._parent = None
+            self.keep = self._parent = None
 
 
 class Owner:
@@ -83,6 +83,11 @@ class Owner:
         self._handle = Handle(self.thread_guard, address, free, parent._handle if parent is not None else None, keep)
         weakref.finalize(self, self._handle.release).atexit = False
         return address
+
+    def _keep_alive(self, kept: Any) -> None:
+        """Hold a Python object (a callback) in place of the one held before, until the native object is freed."""
+        if self._handle is not None:
+            self._handle.keep = kept
 
     @property
     def ptr(self) -> int:

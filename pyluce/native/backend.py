@@ -1,0 +1,217 @@
+"""Owners on a device: the backend that computes, buffers that hold data, the allocator of a graph's memory."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+from pyluce.native import callbacks, ggml, log
+from pyluce.native import ggml_backend as api
+from pyluce.native.errors import NativeError
+from pyluce.native.ggml_backend import BackendBufferUsage, BackendDevType
+from pyluce.native.library import load_libraries
+from pyluce.native.owner import Owner
+from pyluce.native.structs import ABORT_CALLBACK, GGMLStatus
+from pyluce.native.tensors import Graph, TensorArena
+
+
+class Backend(Owner):
+    """The CPU device with a number of threads. Graphs are computed on it by the thread that made it."""
+
+    def __init__(self, name: str = "cpu", n_threads: int = 1) -> None:
+        super().__init__()
+        if name != "cpu":
+            raise ValueError(f"expected the device 'cpu', found {name!r}; other devices are not built yet")
+        load_libraries()
+        self.name = name
+        pointer = api.ggml_backend_init_by_type(BackendDevType.CPU, None)
+        self._own("ggml_backend_init_by_type", pointer, api.ggml_backend_free)
+        try:
+            self.set_threads(n_threads)
+        except BaseException:
+            self.close()
+            raise
+
+    def set_threads(self, n_threads: int) -> None:
+        """Use so many threads from the next graph on (1 to 512)."""
+        if not 1 <= n_threads <= 512:
+            raise ValueError(f"expected 1 to 512 threads, found {n_threads}")
+        api.ggml_backend_cpu_set_n_threads(self.ptr, n_threads)
+        self.n_threads = n_threads
+
+    def set_abort(self, should_abort: Callable[[], bool] | None) -> None:
+        """Ask ``should_abort()`` between ops while a graph computes; None asks nothing.
+
+        When it returns True, or raises (which is noted in the log), ``compute`` raises NativeError.
+        """
+        pointer = self.ptr
+        callback: Any = None
+        if should_abort is not None:
+            callback = callbacks.guarded(ABORT_CALLBACK, lambda _data: bool(should_abort()), default=True, what="abort")
+        api.ggml_backend_cpu_set_abort_callback(pointer, callback, None)
+        self._keep_alive(callback)
+
+    @property
+    def device(self) -> int:
+        """The ``ggml_backend_dev_t``."""
+        device = api.ggml_backend_get_device(self.ptr)
+        if not device:
+            raise NativeError(f"the backend {self.name!r} has no device", log.tail())
+        return device
+
+    @property
+    def buffer_type(self) -> int:
+        """The default ``ggml_backend_buffer_type_t``."""
+        return api.ggml_backend_get_default_buffer_type(self.ptr)
+
+    def supports(self, tensor: int) -> bool:
+        """Whether the device can compute this op with its sources where they are."""
+        return api.ggml_backend_dev_supports_op(self.device, tensor)
+
+    def compute(self, graph: Graph) -> None:
+        """Compute a graph whose tensors have memory. Raises NativeError with the status and the log tail on failure."""
+        graph.check_memory()
+        status = api.ggml_backend_graph_compute(self.ptr, graph.ptr)
+        callbacks.raise_pending()
+        check_status(status, "ggml_backend_graph_compute")
+
+
+class BackendBuffer(Owner):
+    """Memory for tensor data. Made by ``for_arena``, ``from_pointer`` or ``of_size``."""
+
+    def __init__(self, constructor: str, pointer: int | None, *, parent: Owner | None = None, keep: Any = None) -> None:
+        super().__init__()
+        self._own(constructor, pointer, api.ggml_backend_buffer_free, parent=parent, keep=keep)
+
+    @classmethod
+    def for_arena(
+        cls, arena: TensorArena, buffer_type: int, usage: BackendBufferUsage = BackendBufferUsage.ANY
+    ) -> BackendBuffer:
+        """Memory of ``buffer_type`` for every tensor of the arena that has none; closed before the arena."""
+        pointer = api.ggml_backend_alloc_ctx_tensors_from_buft(arena.ptr, buffer_type)
+        buffer = cls("ggml_backend_alloc_ctx_tensors_from_buft", pointer, parent=arena)
+        buffer.set_usage(usage)
+        return buffer
+
+    @classmethod
+    def of_size(cls, buffer_type: int, n_bytes: int) -> BackendBuffer:
+        """Memory of ``buffer_type``; tensors are put into it with ``place``."""
+        return cls("ggml_backend_buft_alloc_buffer", api.ggml_backend_buft_alloc_buffer(buffer_type, n_bytes))
+
+    @classmethod
+    def from_pointer(cls, address: int, n_bytes: int, keep: Any) -> BackendBuffer:
+        """Host memory that exists already (an mmap, an array), not copied; ``keep`` holds it until then.
+
+        ``address`` must be a multiple of the CPU tensor alignment.
+        """
+        alignment = api.ggml_backend_buft_get_alignment(api.ggml_backend_cpu_buffer_type())
+        if not address or address % alignment or n_bytes <= 0:
+            raise ValueError(
+                f"expected a non-NULL address that is a multiple of {alignment} and a positive size, found "
+                f"{address:#x} and {n_bytes} bytes"
+            )
+        pointer = api.ggml_backend_cpu_buffer_from_ptr(address, n_bytes)
+        return cls("ggml_backend_cpu_buffer_from_ptr", pointer, keep=keep)
+
+    @property
+    def base(self) -> int:
+        """Address of the first byte."""
+        return api.ggml_backend_buffer_get_base(self.ptr) or 0
+
+    @property
+    def n_bytes(self) -> int:
+        """Size in bytes."""
+        return api.ggml_backend_buffer_get_size(self.ptr)
+
+    def place(self, tensor: int, address: int) -> None:
+        """Give a tensor without memory the bytes at ``address``. Raises ValueError when they are not in the buffer."""
+        pointer = self.ptr
+        end = address + api.ggml_backend_buft_get_alloc_size(api.ggml_backend_buffer_get_type(pointer), tensor)
+        if address < self.base or end > self.base + self.n_bytes:
+            raise ValueError(
+                f"expected bytes within {self.base:#x} to {self.base + self.n_bytes:#x}, found {address:#x} to {end:#x}"
+            )
+        header = ggml.ggml_tensor.from_address(tensor)
+        if header.buffer or header.data or header.view_src:
+            raise ValueError(f"expected a tensor without memory that is not a view, found {header.name!r}")
+        check_status(api.ggml_backend_tensor_alloc(pointer, tensor, address), "ggml_backend_tensor_alloc")
+
+    def clear(self, value: int = 0) -> None:
+        """Set every byte to ``value``."""
+        api.ggml_backend_buffer_clear(self.ptr, value)
+
+    def set_usage(self, usage: BackendBufferUsage) -> None:
+        """Tell ggml what the memory is for."""
+        api.ggml_backend_buffer_set_usage(self.ptr, usage)
+
+
+class GraphAllocator(Owner):
+    """Plans where a graph's intermediate tensors live (``ggml_gallocr``), and owns that memory.
+
+    ``epoch`` counts how often the memory moved: a graph allocated in an earlier epoch must be allocated again, and
+    ``Backend.compute`` refuses it. One allocator a retained graph, or one reserved for the largest, avoids that.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        super().__init__()
+        self.epoch = 0
+        pointer = api.ggml_gallocr_new(backend.buffer_type)
+        self._own("ggml_gallocr_new", pointer, api.ggml_gallocr_free, parent=backend)
+
+    def reserve(self, graph: Graph) -> None:
+        """Make the memory large enough for this graph. Raises NativeError when it cannot be had."""
+        self._planned("ggml_gallocr_reserve", api.ggml_gallocr_reserve, graph)
+
+    def alloc(self, graph: Graph) -> None:
+        """Give every tensor of the graph its address. Raises NativeError when the memory cannot be had."""
+        self._planned("ggml_gallocr_alloc_graph", api.ggml_gallocr_alloc_graph, graph)
+        graph.allocated_by(self, self.epoch)
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of the planned memory in bytes."""
+        return api.ggml_gallocr_get_buffer_size(self.ptr, 0)
+
+    def _planned(self, name: str, function: Callable[[int, int], bool], graph: Graph) -> None:
+        before = self.n_bytes
+        done = function(self.ptr, graph.ptr)
+        if self.n_bytes != before:
+            self.epoch += 1
+        if not done:
+            raise NativeError(f"{name} failed for a graph of {graph.n_nodes} nodes", log.tail())
+
+
+def check_status(status: int, what: str) -> None:
+    """Raise NativeError unless a ``ggml_status`` is SUCCESS."""
+    if status != GGMLStatus.SUCCESS:
+        raise NativeError(f"{what} failed: {ggml.ggml_status_to_string(status).decode()} ({status})", log.tail())
+
+
+def cpu_repack_buffer_types() -> list[int]:
+    """The CPU's extra buffer types (repacked weights), in ggml's order of preference; empty when it has none.
+
+    A weight belongs there when ``ggml_backend_dev_supports_op`` says so for an op whose source is in such a buffer.
+    """
+    load_libraries()
+    device = api.ggml_backend_dev_by_type(BackendDevType.CPU)
+    if not device:
+        raise NativeError("expected a CPU device, found none", log.tail())
+    registry = api.ggml_backend_dev_backend_reg(device)
+    address = api.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_dev_get_extra_bufts")
+    if not address:
+        return []
+    get_types = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(address)
+    found: list[int] = []
+    types = get_types(device)
+    while types and types[len(found)]:
+        found.append(types[len(found)])
+    return found
+
+
+def cpu_repack_buffer_type() -> int | None:
+    """The CPU's first extra buffer type whose name says that it repacks, or None."""
+    for buffer_type in cpu_repack_buffer_types():
+        if b"REPACK" in api.ggml_backend_buft_name(buffer_type).upper():
+            return buffer_type
+    return None
