@@ -26,7 +26,6 @@ from pyluce.weights.tensors import (
 
 _BLOCK: Final = re.compile(r"blk\.(\d{1,6})\.")
 _UNUSED: Final = "exp_probs_b.bias"
-_APPLIED_ELSEWHERE: Final = (".bias", ".scale", ".input_scale")
 
 
 class MtpStatus(Enum):
@@ -71,10 +70,10 @@ def check_model(path: str, hp: HParams, found: Mapping[str, TensorInfo]) -> Cata
     trunk = _resolve(path, hp, tensors, wanted)
     mtp = _mtp_of_file(path, hp, tensors)
     leftover = [n for n in tensors if n not in trunk and not n.startswith(mtp_prefix)]
-    warnings = _judge_unknown(path, hp, leftover, known=trunk)
+    warnings = _refuse_unknown(path, hp, leftover)
     if mtp.status is MtpStatus.PRESENT:
         extra = [n for n in tensors if n.startswith(mtp_prefix) and n not in mtp.tensors]
-        warnings += _judge_unknown(path, hp, extra, known=mtp.tensors)
+        warnings += [f"{path}: tensor {n} of the MTP block is not known to this engine and was ignored" for n in extra]
     elif mtp.status is MtpStatus.INCOMPLETE:
         warnings.append(f"{path}: the MTP block cannot be used: {mtp.reason}")
     return Catalogue(trunk, mtp, warnings)
@@ -146,17 +145,15 @@ def _refuse_stray_ple(path: str, hp: HParams, tensors: Mapping[str, TensorInfo])
             refuse(path, f"tensor {name}", expected=expected, found=f"one in layer {block[1]}")
 
 
-def _judge_unknown(path: str, hp: HParams, names: Iterable[str], known: Mapping[str, TensorInfo]) -> list[str]:
-    """Warnings for tensors that nothing uses; `ModelError` for those that would change the result if applied."""
+def _refuse_unknown(path: str, hp: HParams, names: Iterable[str]) -> list[str]:
+    """`ModelError` for a tensor that this engine does not know; warnings for those that are known to be unused."""
     warnings = []
     for name in names:
         block = _BLOCK.match(name)
-        if block and int(block[1]) > hp.n_layer:
-            expected = f"blocks 0 to {hp.n_layer - 1} (block_count)"
-            refuse(path, f"tensor {name}", expected=expected, found="a block beyond them")
-        stem, _, _ = name.rpartition(".")
-        if name.endswith(_APPLIED_ELSEWHERE) and not name.endswith(_UNUSED) and f"{stem}.weight" in known:
-            hint = "This engine does not apply it, and the model would compute something else"
-            refuse(path, f"tensor {name}", expected=f"{stem}.weight alone", found="both", hint=hint)
-        warnings.append(f"{path}: tensor {name} is not known to this engine and was ignored")
+        if block and int(block[1]) >= hp.n_layer:
+            refuse(path, f"tensor {name}", expected=f"blocks 0 to {hp.n_layer - 1}", found="a block beyond them")
+        if not name.endswith(_UNUSED):
+            hint = "This engine would leave it out, and the model might compute something else"
+            refuse(path, f"tensor {name}", expected="only tensors of the architecture", found="one more", hint=hint)
+        warnings.append(f"{path}: tensor {name} is not used by this architecture and was ignored")
     return warnings

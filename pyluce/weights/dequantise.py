@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from pyluce.native.errors import NativeError
+from pyluce.native.ggml import ggml_get_type_traits
+from pyluce.native.structs import CONVERT_ROWS, ggml_type_traits
 from pyluce.weights.errors import ModelError
 from pyluce.weights.ggml_types import BF16, F16, F32, Q8_0, TYPES, type_name
 
@@ -42,7 +44,8 @@ def _from_f16(raw: npt.NDArray[np.uint8], width: int) -> Floats:
 
 
 def _from_bf16(raw: npt.NDArray[np.uint8], width: int) -> Floats:
-    return (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+    bits = raw.view("<u2").astype(np.uint32) << np.uint32(16)
+    return np.asarray(bits).view(np.float32)
 
 
 def _from_q8_0(raw: npt.NDArray[np.uint8], width: int) -> Floats:
@@ -54,18 +57,13 @@ def _from_q8_0(raw: npt.NDArray[np.uint8], width: int) -> Floats:
 def _native_decoder(type_id: int) -> ToFloat | None:
     """ggml's `to_float` of the type, or None while the native libraries are not loaded."""
     try:
-        from pyluce.native.errors import NativeError
-        from pyluce.native.ggml import ggml_get_type_traits, ggml_type_traits
-    except ImportError:
-        return None
-    try:
         address = ggml_get_type_traits(type_id)
     except NativeError:
         return None
     pointer = ggml_type_traits.from_address(address).to_float
     if not pointer:
         return None
-    convert = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(pointer)
+    convert = CONVERT_ROWS(pointer)
 
     def decode(raw: npt.NDArray[np.uint8], width: int) -> Floats:
         contiguous = np.ascontiguousarray(raw)

@@ -53,16 +53,16 @@ class Fields:
         return value
 
     def number(self, key: str, low: float, high: float, default: float | None = None) -> float:
-        """A finite number in [low, high]."""
+        """A finite floating-point number in [low, high] (an integer in its place is a sign of damage)."""
         value = self.get(key)
-        wanted = f"a number from {low:g} to {high:g}"
+        wanted = f"a float from {low:g} to {high:g}"
         if value is None:
             if default is None:
                 self.refuse(key, wanted, "no such key")
             return default
-        if isinstance(value, bool | str | GgufArray) or not math.isfinite(value) or not low <= value <= high:
+        if not isinstance(value, float) or not math.isfinite(value) or not low <= value <= high:
             self.refuse(key, wanted, value if not isinstance(value, str) else repr(value[:60]))
-        return float(value)
+        return value
 
     def text(self, key: str, default: str) -> str:
         value = self.get(key)

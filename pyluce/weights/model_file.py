@@ -107,7 +107,7 @@ def open_model(
         check_split(shards)
         first = str(shards[0].path)
         hparams, warnings = read_hparams(shards[0].metadata, first)
-        warnings += _special_token_warnings(shards[0], hparams)
+        warnings += _special_token_warnings(shards[0], hparams) + _trailing_data_warnings(shards)
         catalogue = check_model(first, hparams, _collect(shards, 0))
         warnings += catalogue.warnings
         mtp = catalogue.mtp
@@ -167,4 +167,14 @@ def _special_token_warnings(shard: Shard, hparams: HParams) -> list[str]:
         value = shard.metadata.get(f"tokenizer.ggml.{name}_token_id")
         if isinstance(value, int) and not 0 <= value < hparams.n_vocab:
             warnings.append(f"{shard.path}: {name}_token_id {value} is no token of the {hparams.n_vocab}; ignored")
+    return warnings
+
+
+def _trailing_data_warnings(shards: list[Shard]) -> list[str]:
+    warnings = []
+    for shard in shards:
+        header = shard.header
+        end = max([header.data_offset, *(t.offset + t.nbytes for t in header.tensors)])
+        if shard.size_bytes - end >= header.alignment:
+            warnings.append(f"{shard.path}: {shard.size_bytes - end} bytes follow the last tensor; ignored")
     return warnings

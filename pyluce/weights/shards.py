@@ -74,24 +74,29 @@ class Shard:
         return self._fd
 
     @property
-    def base_address(self) -> int:
-        """Address of the file's first byte, page-aligned; valid until `close()`."""
+    def mapped(self) -> npt.NDArray[np.uint8]:
+        """The file's bytes. Whoever keeps this array keeps the file mapped: `close()` refuses until it is gone."""
         if self._bytes is None:
             raise ValueError(f"{self.path} is closed")
-        return int(self._bytes.ctypes.data)
+        return self._bytes
 
-    def advise(self, advice: int, offset: int, n_bytes: int) -> None:
-        """`madvise` for the whole pages inside the range; a hint, so a system without it does nothing."""
-        start = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
-        end = (offset + n_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if self._map is not None and end > start and hasattr(self._map, "madvise"):
-            self._map.madvise(advice, start, end - start)
+    @property
+    def base_address(self) -> int:
+        """Address of the file's first byte, page-aligned; valid until `close()`."""
+        return int(self.mapped.ctypes.data)
 
     def close(self) -> None:
-        """Unmap and close. Addresses into the file are invalid afterwards. Idempotent."""
-        self._bytes = None
+        """Unmap and close. Addresses into the file are invalid afterwards. Idempotent.
+
+        `ValueError` while something still uses the map (placed weights): nothing is closed then.
+        """
         if self._map is not None:
-            self._map.close()
+            self._bytes = None
+            try:
+                self._map.close()
+            except BufferError:
+                self._bytes = np.frombuffer(self._map, np.uint8)
+                raise ValueError(f"{self.path} is still in use: close the placed weights first") from None
             self._map = None
         if self._fd >= 0:
             os.close(self._fd)

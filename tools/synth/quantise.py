@@ -42,7 +42,7 @@ class Quantiser:
         if name == "BF16":
             bits = rows.view(np.uint32).astype(np.uint64)
             rounded = (bits + 0x7FFF + ((bits >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16)
-            return rounded.astype(np.uint16).view(np.uint8)
+            return np.asarray(rounded, np.uint16).view(np.uint8)
         if name == "Q8_0":
             return _q8_0(rows)
         return self._native(rows, kind)

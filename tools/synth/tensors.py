@@ -37,7 +37,8 @@ def normal(gain: float = 1.0) -> Fill:
     """Normal values of standard deviation gain / sqrt(width)."""
 
     def fill(rng: np.random.Generator, rows: int, width: int) -> Floats:
-        return rng.standard_normal((rows, width), np.float32) * np.float32(gain / math.sqrt(width))
+        scale = np.float32(gain / math.sqrt(width))
+        return np.asarray(rng.standard_normal((rows, width), np.float32) * scale, np.float32)
 
     return fill
 
@@ -46,7 +47,8 @@ def near(value: float) -> Fill:
     """`value` times 1 +- 10 %."""
 
     def fill(rng: np.random.Generator, rows: int, width: int) -> Floats:
-        return np.float32(value) * (1 + np.float32(0.1) * rng.standard_normal((rows, width), np.float32))
+        noise = rng.standard_normal((rows, width), np.float32)
+        return np.asarray(np.float32(value) * (1 + np.float32(0.1) * noise), np.float32)
 
     return fill
 

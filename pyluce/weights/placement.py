@@ -1,0 +1,173 @@
+"""Puts a model's weights where the CPU backend wants them: mapped from the file, or repacked into memory.
+
+A matrix for which ggml has a faster interleaved layout is copied into it ("repacked") while loading; everything else
+stays in the memory map and costs memory only as far as it is used. The PLE table is never placed: `PleTable` reads its
+rows. Of ggml's extra buffer types only the repacking one is used, as the row kernels are exact there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final
+
+from pyluce.native import ggml
+from pyluce.native.backend import Backend, BackendBuffer, cpu_repack_buffer_type
+from pyluce.native.ggml_backend import BackendBufferUsage
+from pyluce.native.structs import GGMLType
+from pyluce.native.tensors import TensorArena, tensor_set, tensor_struct
+from pyluce.weights.model_file import ModelFile, Progress
+from pyluce.weights.tensors import PLE_TABLE, TOKEN_EMBEDDING, TensorInfo
+
+PROBE_ROWS: Final = 512
+"""Columns of the product that ggml is asked about; a chunk of a prompt has about as many."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementReport:
+    """Bytes of weights by place. `mapped_bytes` are resident as far as they were used, the table on disk never."""
+
+    mapped_bytes: int
+    mapped_tensors: int
+    repacked_bytes: int
+    repacked_tensors: int
+    ple_table_bytes: int
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the weights take at most in memory."""
+        return self.mapped_bytes + self.repacked_bytes
+
+
+class Weights:
+    """The placed tensors of the trunk, by name. Close it before the `ModelFile` that it maps."""
+
+    def __init__(
+        self, tensors: dict[str, int], arenas: list[TensorArena], buffers: list[BackendBuffer], report: PlacementReport
+    ) -> None:
+        self._tensors = tensors
+        self._arenas = arenas
+        self._buffers = buffers
+        self._report = report
+
+    def tensor(self, name: str) -> int:
+        """The `ggml_tensor *` of that name; `KeyError` if there is none (an optional tensor, or the PLE table)."""
+        return self._tensors[name]
+
+    def get(self, name: str) -> int | None:
+        """The `ggml_tensor *` of that name, or None."""
+        return self._tensors.get(name)
+
+    def report(self) -> PlacementReport:
+        return self._report
+
+    def close(self) -> None:
+        """Free the copies and let go of the map. The tensors are invalid afterwards. Idempotent."""
+        self._tensors = {}
+        for buffer in reversed(self._buffers):
+            buffer.close()
+        for arena in reversed(self._arenas):
+            arena.close()
+
+    def __enter__(self) -> Weights:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def place_weights(
+    model_file: ModelFile, backend: Backend, *, repack: bool = True, progress: Progress | None = None
+) -> Weights:
+    """Make a ggml tensor for every tensor of the trunk but the PLE table.
+
+    `progress` is told the stage `weights` with bytes done and in all, while matrices are copied. Raises `ModelError` if
+    the file cannot be read, `NativeError` if memory cannot be had.
+    """
+    wanted = [t for t in model_file.tensors.values() if t.name != PLE_TABLE]
+    repack_type = cpu_repack_buffer_type() if repack else None
+    repacked = [] if repack_type is None else _repackable(wanted, model_file, backend, repack_type)
+    names = {t.name for t in repacked}
+    mapped = [t for t in wanted if t.name not in names]
+
+    tensors: dict[str, int] = {}
+    arenas: list[TensorArena] = []
+    buffers: list[BackendBuffer] = []
+    table = model_file.tensors.get(PLE_TABLE)
+    report = PlacementReport(
+        mapped_bytes=sum(t.nbytes for t in mapped),
+        mapped_tensors=len(mapped),
+        repacked_bytes=sum(t.nbytes for t in repacked),
+        repacked_tensors=len(repacked),
+        ple_table_bytes=table.nbytes if table else 0,
+    )
+    weights = Weights(tensors, arenas, buffers, report)
+    try:
+        arenas.append(TensorArena.for_counts(len(wanted)))
+        maps: dict[int, BackendBuffer] = {}
+        for info in mapped:
+            if info.shard not in maps:
+                shard = model_file.shards[info.shard]
+                buffer = BackendBuffer.from_pointer(shard.base_address, shard.size_bytes, keep=shard.mapped)
+                buffer.set_usage(BackendBufferUsage.WEIGHTS)
+                buffers.append(buffer)
+                maps[info.shard] = buffer
+            tensors[info.name] = arenas[0].new_tensor(info.type_id, info.ne, info.name)
+            maps[info.shard].place(tensors[info.name], model_file.address(info))
+        if repack_type is not None and repacked:
+            arenas.append(TensorArena.for_counts(len(repacked)))
+            for info in repacked:
+                tensors[info.name] = arenas[1].new_tensor(info.type_id, info.ne, info.name)
+            buffers.append(BackendBuffer.for_arena(arenas[1], repack_type, BackendBufferUsage.WEIGHTS))
+            _copy(model_file, repacked, tensors, progress)
+    except BaseException:
+        weights.close()
+        raise
+    return weights
+
+
+def _copy(model_file: ModelFile, infos: list[TensorInfo], tensors: dict[str, int], progress: Progress | None) -> None:
+    """Read each tensor whole and hand it to ggml, which lays it out anew.
+
+    Read from the file and not through the map: the pages would stay resident beside the copy.
+    """
+    total = sum(t.nbytes for t in infos)
+    done = 0
+    for info in sorted(infos, key=lambda t: (t.shard, t.offset)):
+        tensor_set(tensors[info.name], model_file.read(info))
+        done += info.nbytes
+        if progress:
+            progress("weights", done, total)
+
+
+def _repackable(infos: list[TensorInfo], model_file: ModelFile, backend: Backend, repack_type: int) -> list[TensorInfo]:
+    """The matrices that ggml multiplies by in the repacked layout; asked once for each type and shape."""
+    answers: dict[tuple[int, tuple[int, ...]], bool] = {}
+    chosen = []
+    for info in infos:
+        if info.name == TOKEN_EMBEDDING or len(info.ne) not in (2, 3):
+            continue
+        key = (info.type_id, info.ne)
+        if key not in answers:
+            answers[key] = _has_repacked_product(info, model_file.hparams.n_expert_used, backend, repack_type)
+        if answers[key]:
+            chosen.append(info)
+    return chosen
+
+
+def _has_repacked_product(info: TensorInfo, n_used: int, backend: Backend, repack_type: int) -> bool:
+    """Ask ggml as libllama does: a product with a weight of this type and shape in a buffer of that type."""
+    with TensorArena.for_counts(8) as arena, BackendBuffer.of_size(repack_type, 0) as empty:
+        weight = arena.new_tensor(info.type_id, info.ne)
+        if len(info.ne) == 2:
+            rows = arena.new_tensor(GGMLType.F32, (info.ne[0], PROBE_ROWS))
+            product = ggml.ggml_mul_mat(arena.ptr, weight, rows)
+        else:
+            rows = arena.new_tensor(GGMLType.F32, (info.ne[0], n_used, PROBE_ROWS))
+            ids = arena.new_tensor(GGMLType.I32, (n_used, PROBE_ROWS))
+            product = ggml.ggml_mul_mat_id(arena.ptr, weight, rows, ids)
+        header = tensor_struct(weight)
+        header.buffer = empty.ptr
+        supported = backend.supports(product)
+        header.buffer = None
+    return supported
