@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from pyluce.weights.errors import ModelError, refuse
+from pyluce.weights.errors import refuse
 from pyluce.weights.hparams import HParams
 from pyluce.weights.tensors import (
     OUTPUT,
@@ -29,7 +29,7 @@ _UNUSED: Final = "exp_probs_b.bias"
 
 
 class MtpStatus(Enum):
-    """Whether the draft head can be used."""
+    """Whether the draft head can be used. INCOMPLETE: a sidecar was found beside the model, but it does not fit."""
 
     ABSENT = "absent"
     PRESENT = "present"
@@ -62,20 +62,15 @@ def check_model(path: str, hp: HParams, found: Mapping[str, TensorInfo]) -> Cata
     if hp.n_layer_nextn and "blk.0.hc_attn_norm.weight" not in found and any(n.startswith(mtp_prefix) for n in found):
         hint = "Give the model's own file; this one is found beside it or named as the draft"
         refuse(path, "tensors", expected="a whole model", found="an MTP sidecar (no trunk blocks)", hint=hint)
-    tensors = split_fused(found, hp, list(hp.full_layers))
+    blocks = [*hp.full_layers, *range(hp.n_layer, hp.n_layer + hp.n_layer_nextn)]
+    tensors = split_fused(found, hp, blocks)
     _refuse_stray_ple(path, hp, tensors)
     wanted = [*global_tensors(hp), *(t for layer in range(hp.n_layer) for t in block_tensors(hp, layer))]
     if OUTPUT in tensors:
         wanted.append(Expected(OUTPUT, (hp.n_embd, hp.n_vocab), Role.MATRIX))
     trunk = _resolve(path, hp, tensors, wanted)
     mtp = _mtp_of_file(path, hp, tensors)
-    leftover = [n for n in tensors if n not in trunk and not n.startswith(mtp_prefix)]
-    warnings = _refuse_unknown(path, hp, leftover)
-    if mtp.status is MtpStatus.PRESENT:
-        extra = [n for n in tensors if n.startswith(mtp_prefix) and n not in mtp.tensors]
-        warnings += [f"{path}: tensor {n} of the MTP block is not known to this engine and was ignored" for n in extra]
-    elif mtp.status is MtpStatus.INCOMPLETE:
-        warnings.append(f"{path}: the MTP block cannot be used: {mtp.reason}")
+    warnings = _refuse_unknown(path, hp, [n for n in tensors if n not in trunk and n not in mtp.tensors])
     return Catalogue(trunk, mtp, warnings)
 
 
@@ -118,20 +113,12 @@ def _resolve(
 
 
 def _mtp_of_file(path: str, hp: HParams, tensors: Mapping[str, TensorInfo]) -> Mtp:
-    prefix = f"blk.{hp.n_layer}."
-    own = [n for n in tensors if n.startswith(prefix)]
-    if not own:
-        return Mtp(MtpStatus.ABSENT, reason="the file has no MTP block")
+    """The MTP block in the model's own file: all of it, or none (a converter may write the trunk alone)."""
     if not hp.n_layer_nextn:
-        if not any(".nextn." in n for n in own):
-            expected = f"blocks 0 to {hp.n_layer - 1} (block_count)"
-            refuse(path, f"tensor {own[0]}", expected=expected, found="a block beyond them")
-        return Mtp(MtpStatus.INCOMPLETE, reason=f"{own[0]} is there but nextn_predict_layers is 0")
-    try:
-        block = _resolve(path, hp, split_fused(tensors, hp, [hp.n_layer]), mtp_tensors(hp))
-    except ModelError as error:
-        return Mtp(MtpStatus.INCOMPLETE, reason=str(error))
-    return Mtp(MtpStatus.PRESENT, path=path, tensors=block)
+        return Mtp(MtpStatus.ABSENT, reason="the file has no MTP block")
+    if not any(n.startswith(f"blk.{hp.n_layer}.") for n in tensors):
+        return Mtp(MtpStatus.ABSENT, reason="the file announces an MTP block but holds the trunk only")
+    return Mtp(MtpStatus.PRESENT, path=path, tensors=_resolve(path, hp, tensors, mtp_tensors(hp)))
 
 
 def _refuse_stray_ple(path: str, hp: HParams, tensors: Mapping[str, TensorInfo]) -> None:
@@ -150,8 +137,9 @@ def _refuse_unknown(path: str, hp: HParams, names: Iterable[str]) -> list[str]:
     warnings = []
     for name in names:
         block = _BLOCK.match(name)
-        if block and int(block[1]) >= hp.n_layer:
-            refuse(path, f"tensor {name}", expected=f"blocks 0 to {hp.n_layer - 1}", found="a block beyond them")
+        if block and int(block[1]) >= hp.n_layer + hp.n_layer_nextn:
+            expected = f"{hp.n_layer} blocks and {hp.n_layer_nextn} for MTP"
+            refuse(path, f"tensor {name}", expected=expected, found="a block beyond them")
         if not name.endswith(_UNUSED):
             hint = "This engine would leave it out, and the model might compute something else"
             refuse(path, f"tensor {name}", expected="only tensors of the architecture", found="one more", hint=hint)
