@@ -63,7 +63,8 @@ GGML_API const char * ggml_luce_kind_name(enum ggml_luce_kind kind);
 
 // Every constructor returns NULL, with the reason in the log, when a shape or type does not fit.
 
-// embd [H, T] -> [2*S*H, T]: the embedding on every stream, then its stream-wise RMS norm times norm [S*H]
+// embd [H, T] -> [S*H, 2*T]: rows 0..T-1 the embedding on every stream, rows T..2T-1 its stream-wise RMS norm times
+// norm [S*H] (two blocks of whole rows: matrix products want theirs contiguous)
 GGML_API struct ggml_tensor * ggml_luce_hc_init(
         struct ggml_context * ctx, struct ggml_tensor * embd, struct ggml_tensor * norm, int n_stream, float eps);
 
@@ -75,8 +76,8 @@ GGML_API struct ggml_tensor * ggml_luce_hc_norm(
 GGML_API struct ggml_tensor * ggml_luce_hc_mix(
         struct ggml_context * ctx, struct ggml_tensor * xn, struct ggml_tensor * gate, int n_stream);
 
-// residual [S*H, T], block [H, T], inject [S, T] -> [2*S*H, T]: residual_s + block * 2*sigmoid(inject_s / S), then its
-// stream-wise RMS norm times norm [S*H]; norm may be NULL: [S*H, T], the residual alone
+// residual [S*H, T], block [H, T], inject [S, T] -> [S*H, 2*T]: rows 0..T-1 residual_s + block * 2*sigmoid(inject_s / S), rows
+// T..2T-1 its stream-wise RMS norm times norm [S*H]; norm may be NULL: [S*H, T], the residual alone
 GGML_API struct ggml_tensor * ggml_luce_hc_combine(
         struct ggml_context * ctx, struct ggml_tensor * residual, struct ggml_tensor * block, struct ggml_tensor * inject,
         struct ggml_tensor * norm, float eps);

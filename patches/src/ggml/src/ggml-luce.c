@@ -77,7 +77,7 @@ struct ggml_tensor * ggml_luce_hc_init(
     const enum ggml_luce_kind kind = GGML_LUCE_HC_INIT;
     EXPECT(is_rows(embd, embd->ne[0], embd->ne[1]) && n_stream > 0);
     EXPECT(is_vector(norm, embd->ne[0] * n_stream));
-    struct ggml_tensor * dst = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, 2 * n_stream * embd->ne[0], embd->ne[1]);
+    struct ggml_tensor * dst = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, n_stream * embd->ne[0], 2 * embd->ne[1]);
     ggml_set_op_params_i32(dst, 1, n_stream);
     ggml_set_op_params_f32(dst, 2, eps);
     FINISH(dst, embd, norm);
@@ -114,7 +114,7 @@ struct ggml_tensor * ggml_luce_hc_combine(
     EXPECT(is_rows(inject, inject->ne[0], t));
     EXPECT(is_rows(block, n / inject->ne[0], t));
     EXPECT(norm == NULL || is_vector(norm, n));
-    struct ggml_tensor * dst = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, norm ? 2 * n : n, t);
+    struct ggml_tensor * dst = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, n, norm ? 2 * t : t);
     ggml_set_op_params_i32(dst, 1, (int32_t) inject->ne[0]);
     ggml_set_op_params_f32(dst, 2, eps);
     FINISH(dst, residual, block, inject, norm);

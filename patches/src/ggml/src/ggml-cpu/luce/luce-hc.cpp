@@ -17,14 +17,15 @@ void luce_hc_init(const ggml_compute_params * params, ggml_tensor * dst) {
     const int     n_stream = ggml_get_op_params_i32(dst, 1);
     const float   eps      = ggml_get_op_params_f32(dst, 2);
     const int64_t h        = embd->ne[0];
+    const int64_t n_row    = embd->ne[1];
 
-    const luce_share share(dst->ne[1], params->ith, params->nth);
+    const luce_share share(n_row, params->ith, params->nth);
     for (int64_t r = share.begin; r < share.end; r++) {
         float * y = row_of(dst, r);
         for (int s = 0; s < n_stream; s++) {
             memcpy(y + s * h, row_of(embd, r), h * sizeof(float));
         }
-        stream_norm(n_stream * h, n_stream, y + n_stream * h, y, gain, eps);
+        stream_norm(n_stream * h, n_stream, row_of(dst, n_row + r), y, gain, eps);
     }
 }
 
@@ -84,8 +85,9 @@ void luce_hc_combine(const ggml_compute_params * params, ggml_tensor * dst) {
     const float   eps      = ggml_get_op_params_f32(dst, 2);
     const int64_t n        = residual->ne[0];
     const int64_t h        = n / n_stream;
+    const int64_t n_row    = residual->ne[1];
 
-    const luce_share share(dst->ne[1], params->ith, params->nth);
+    const luce_share share(n_row, params->ith, params->nth);
     for (int64_t r = share.begin; r < share.end; r++) {
         const float * x = row_of(residual, r);
         const float * b = row_of(block, r);
@@ -97,7 +99,7 @@ void luce_hc_combine(const ggml_compute_params * params, ggml_tensor * dst) {
             }
         }
         if (norm) {
-            stream_norm(n, n_stream, y + n, y, (const float *) norm->data, eps);
+            stream_norm(n, n_stream, row_of(dst, n_row + r), y, (const float *) norm->data, eps);
         }
     }
 }

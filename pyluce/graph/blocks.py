@@ -1,0 +1,133 @@
+"""The blocks of the model as nodes: hyper-connection, GDN, sparse attention, n-gram layer, experts.
+
+Formulas: the model's description, and the comments of ggml-luce.h for what an op computes. H hidden size, S streams, T
+rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyluce.graph.layers import AttentionWeights, GdnWeights, MixWeights, MoeWeights, PleWeights
+from pyluce.graph.ops import GraphScope
+from pyluce.native import ggml, luce
+from pyluce.native.luce import Phase
+from pyluce.state.pool import StatePool
+from pyluce.weights import HParams
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """Input tensors of a step graph.
+
+    embd F32 [H, T]; rows I32 [4, T] (slot, position, 0, 0); rope and block_rope F32 [rope_dim, T] (cos | sin at the
+    row's position, and at the first position of its block); cells I64 [T]; ple F32 [n_heads*head_dim, T] or None;
+    out_rows I32 [n_out] or None.
+    """
+
+    embd: int
+    rows: int
+    rope: int
+    block_rope: int
+    cells: int
+    ple: int | None
+    out_rows: int | None
+
+
+def mix(g: GraphScope, h: HParams, w: MixWeights, xn: int) -> tuple[int, int | None]:
+    """The block's input [H, T] and the injection [S, T] from the normalised residual xn [S*H, T]."""
+    low = g.made(luce.ggml_luce_silu_scale(g.ctx, g.mul_mat(w.down, xn), 1.0 / h.hc_count), "silu_scale")
+    gate = g.mul_mat(w.up, low)
+    mixed = g.made(luce.ggml_luce_hc_mix(g.ctx, xn, gate, h.hc_count), "hc_mix")
+    return mixed, g.mul_mat(w.inject, xn) if w.inject is not None else None
+
+
+def gdn(g: GraphScope, h: HParams, w: GdnWeights, pool: StatePool, layer: int, x: int, step: StepInputs) -> int:
+    """Gated DeltaNet [H, T] of x [H, T]; reads and writes the slot's state and convolution history."""
+    qkv, z = g.mul_mat(w.qkv, x), g.mul_mat(w.z, x)
+    beta, alpha = g.mul_mat(w.beta, x), g.mul_mat(w.alpha, x)
+    keep_rows = g.phase is not Phase.CHUNK
+    mixed = luce.ggml_luce_gdn(
+        g.ctx, qkv, z, beta, alpha, w.conv, w.misc, pool.gdn[layer], pool.conv[layer], step.rows,
+        h.ssm_k_heads, h.rms_eps, keep_rows, g.fault,
+    )  # fmt: skip
+    return g.mul_mat(w.out, g.made(mixed, "gdn"))
+
+
+def attention(
+    g: GraphScope,
+    h: HParams,
+    w: AttentionWeights,
+    pool: StatePool,
+    layer: int,
+    x: int,
+    step: StepInputs,
+    n_rows: int,
+    n_block_max: int,
+) -> int:
+    """Gated sparse attention [H, T] of x [H, T]; appends K, V and indexer keys, pools completed blocks."""
+    d, eps, ratio = h.head_dim, h.rms_eps, h.compress_ratio
+    handle = g.made(
+        luce.ggml_luce_qsa_pool(
+            g.ctx, g.mul_mat(w.index_k, x), w.index_k_norm, step.block_rope, pool.raw[layer], pool.pooled[layer],
+            pool.pages, step.rows, ratio, eps,
+        ),
+        "qsa_pool",
+    )  # fmt: skip
+    index_q = luce.ggml_luce_norm_rope(
+        g.ctx, g.mul_mat(w.index_q, x), w.index_q_norm, step.rope, h.indexer_heads, h.indexer_dim, eps
+    )
+    selected = g.made(
+        luce.ggml_luce_qsa_select(
+            g.ctx, g.made(index_q, "norm_rope"), pool.pooled[layer], handle, pool.pages, step.rows,
+            ratio, h.indexer_top_k // ratio, n_block_max, g.fault,
+        ),
+        "qsa_select",
+    )  # fmt: skip
+
+    q_gate = g.mul_mat(w.q, x)
+    q = g.made(luce.ggml_luce_norm_rope(g.ctx, q_gate, w.q_norm, step.rope, h.n_head, 2 * d, eps), "norm_rope")
+    k = g.made(
+        luce.ggml_luce_norm_rope(g.ctx, g.mul_mat(w.k, x), w.k_norm, step.rope, h.n_head_kv, d, eps), "norm_rope"
+    )
+    kv_width = d * h.n_head_kv
+    keys = ggml.ggml_set_rows(g.ctx, pool.k[layer], ggml.ggml_reshape_2d(g.ctx, k, kv_width, n_rows), step.cells)
+    values = ggml.ggml_set_rows(g.ctx, pool.v[layer], g.mul_mat(w.v, x), step.cells)
+    gate = ggml.ggml_view_2d(g.ctx, q_gate, 2 * d * h.n_head - d, n_rows, 2 * d * h.n_head * 4, d * 4)
+    attended = luce.ggml_luce_qsa_attn(
+        g.ctx, q, keys, values, selected, gate, pool.pages, step.rows, ratio, 2 * d, d**-0.5, g.fault
+    )
+    return g.mul_mat(w.out, g.made(attended, "qsa_attn"))
+
+
+def ple(g: GraphScope, h: HParams, w: PleWeights, pool: StatePool, residual: int, step: StepInputs) -> int:
+    """The residual [S*H, T] with the n-gram embedding added, gated and convolved."""
+    if h.ple is None or step.ple is None or pool.ple is None:
+        raise ValueError("this model has no n-gram table")
+    gated = luce.ggml_luce_ple_gate(
+        g.ctx, g.mul_mat(w.key, step.ple), g.mul_mat(w.value, step.ple), residual,
+        w.norm_key, w.norm_query, w.norm_conv, h.hc_count, h.rms_eps,
+    )  # fmt: skip
+    node = luce.ggml_luce_ple_conv(
+        g.ctx, g.made(gated, "ple_gate"), residual, w.conv, pool.ple, step.rows, h.ple.ngram_size
+    )
+    return g.made(node, "ple_conv")
+
+
+def moe(g: GraphScope, h: HParams, w: MoeWeights, x: int, n_rows: int) -> tuple[int, int]:
+    """Routed and shared experts [H, T] of x [H, T], and the picked ids I32 [n_used, T]."""
+    logits = g.mul_mat(w.router, x)
+    ids = g.made(luce.ggml_luce_route(g.ctx, logits, h.n_expert_used), "route")
+    x3 = ggml.ggml_reshape_3d(g.ctx, x, h.n_embd, 1, n_rows)
+    if w.gate_up is not None:
+        both = g.mul_mat_id(w.gate_up, x3, ids)
+        hidden = ggml.ggml_swiglu(g.ctx, both)
+    elif w.gate is not None and w.up is not None:
+        hidden = ggml.ggml_swiglu_split(g.ctx, g.mul_mat_id(w.gate, x3, ids), g.mul_mat_id(w.up, x3, ids))
+    else:
+        raise ValueError("expected gate and up experts, found neither them nor fused ones")
+    picks = g.mul_mat_id(w.down, hidden, ids)
+    shared = ggml.ggml_swiglu_split(g.ctx, g.mul_mat(w.shared_gate, x), g.mul_mat(w.shared_up, x))
+    shared_out = g.mul_mat(w.shared_down, shared)
+    node = luce.ggml_luce_moe_combine(g.ctx, picks, logits, ids, shared_out, g.mul_mat(w.shared_gate_in, x))
+    return g.made(node, "moe_combine"), ids

@@ -1,0 +1,61 @@
+"""What a runner is asked for, checked before anything is loaded."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Final
+
+from pyluce.state.pool import KV_TYPES
+
+MAX_SLOTS: Final = 64
+MAX_CTX: Final = 1 << 24
+MAX_ROLLBACK: Final = 64
+CHUNK_UNIT: Final = 16
+
+FAULTS: Final = (
+    "batch_variant", "cut_variant", "stale_conv", "stale_ple", "stale_ring", "tie_high", "nan_leak", "scan_order",
+)  # fmt: skip
+
+
+def default_threads() -> int:
+    """Threads when none are asked for: the processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerOptions:
+    """Options of a `TrunkRunner`.
+
+    n_ctx: tokens a sequence may hold. n_slots: sequences at once. kv_type: "f16" or "f32". max_rollback: tokens that
+    can be taken back without prefilling again. chunk_tokens: rows of a full prefill chunk, a multiple of 16; chunks are
+    cut at its multiples. repack: keep matrices in the CPU's own layout (a copy in memory, faster prefill). debug_fault
+    plants a fault that tests must notice; None in every real run.
+    """
+
+    n_ctx: int = 4096
+    n_slots: int = 1
+    n_threads: int = 1
+    kv_type: str = "f16"
+    max_rollback: int = 8
+    chunk_tokens: int = 512
+    repack: bool = True
+    debug_fault: str | None = None
+
+    def __post_init__(self) -> None:
+        self._between("n_ctx", self.n_ctx, 1, MAX_CTX - 1)
+        self._between("n_slots", self.n_slots, 1, MAX_SLOTS)
+        self._between("n_threads", self.n_threads, 1, 512)
+        self._between("max_rollback", self.max_rollback, 0, MAX_ROLLBACK)
+        self._between("chunk_tokens", self.chunk_tokens, CHUNK_UNIT, 32768)
+        if self.chunk_tokens % CHUNK_UNIT:
+            raise ValueError(f"chunk_tokens: expected a multiple of {CHUNK_UNIT}, found {self.chunk_tokens}")
+        if self.kv_type not in KV_TYPES:
+            raise ValueError(f"kv_type: expected one of {', '.join(KV_TYPES)}, found {self.kv_type!r}")
+        if self.debug_fault is not None and self.debug_fault not in FAULTS:
+            raise ValueError(f"debug_fault: expected one of {', '.join(FAULTS)}, found {self.debug_fault!r}")
+
+    @staticmethod
+    def _between(name: str, value: int, low: int, high: int) -> None:
+        if not low <= value <= high:
+            raise ValueError(f"{name}: expected {low} to {high}, found {value}")

@@ -1,0 +1,287 @@
+"""Loads a model and runs steps: prefill by chunk graphs, decode by row graphs, every graph kept and replayed.
+
+Two invariants carry exactness: a row's arithmetic depends on its own sequence only (kernels, see ggml-luce.h), and a
+chunk's cuts depend on the request's own tokens only (`chunk_bounds`). Everything runs on the thread that made the
+runner.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Final, Literal, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from pyluce.graph.chunks import chunk_bounds, pad_rows
+from pyluce.graph.layers import TrunkWeights
+from pyluce.graph.options import RunnerOptions
+from pyluce.graph.trunk import GraphKey, RopeTable, StepGraph
+from pyluce.native import load_libraries
+from pyluce.native.backend import Backend, GraphAllocator
+from pyluce.native.errors import NativeError
+from pyluce.native.luce import Fault, Phase, ggml_luce_dequantize_rows
+from pyluce.native.tensors import tensor_get, tensor_set
+from pyluce.native.thread import ThreadGuard
+from pyluce.state import SequenceState, StateOptions, StatePool
+from pyluce.state.pages import PAGE_TOKENS
+from pyluce.weights import HParams, PleTable, open_model, place_weights, ple_row_ids
+from pyluce.weights.model_file import Progress
+
+Logits = npt.NDArray[np.float32]
+Want = Literal["none", "last", "all"]
+
+RETAINED_GRAPHS: Final = 32
+SMALLEST_SPAN: Final = 256  # blocks
+
+_FAULTS = {"nan_leak": Fault.NAN_LEAK, "tie_high": Fault.TIE_HIGH, "scan_order": Fault.SCAN_ORDER}
+
+
+class Closable(Protocol):
+    """Something that is closed once."""
+
+    def close(self) -> None:
+        """Free it."""
+
+
+C = TypeVar("C", bound=Closable)
+
+
+class TrunkRunner:
+    """A loaded model with its state pool. Context manager; `close()` frees everything."""
+
+    def __init__(
+        self, model_path: str | os.PathLike[str], options: RunnerOptions | None = None, progress: Progress | None = None
+    ) -> None:
+        self.options = options or RunnerOptions()
+        self._guard = ThreadGuard("TrunkRunner")
+        self._graphs: OrderedDict[GraphKey, StepGraph] = OrderedDict()
+        self._closers: list[Closable] = []
+        load_libraries()
+        try:
+            self._load(model_path, progress)
+        except BaseException:
+            self.close()
+            raise
+
+    def _load(self, model_path: str | os.PathLike[str], progress: Progress | None) -> None:
+        o, fault = self.options, self.options.debug_fault
+        self.model = self._owned(open_model(model_path, progress))
+        h = self.model.hparams
+        self._backend = self._owned(Backend("cpu", o.n_threads))
+        self._placed = self._owned(place_weights(self.model, self._backend, repack=o.repack, progress=progress))
+        self._weights = self._owned(TrunkWeights(self.model, self._placed, self._backend))
+        kept = o.max_rollback + 1
+        state = StateOptions(
+            n_slots=o.n_slots,
+            n_ctx=o.n_ctx,
+            kv_type=o.kv_type,
+            reach=o.max_rollback,
+            ring=1 if fault == "stale_ring" else kept,
+            conv_margin=1 if fault == "stale_conv" else kept,
+            ple_margin=1 if fault == "stale_ple" else kept,
+        )
+        self._pool = self._owned(StatePool(self._backend, h, state))
+        self._ple = self._owned(PleTable(self.model)) if h.ple is not None else None
+        self._allocator = self._owned(GraphAllocator(self._backend))
+        self._rope = RopeTable(h.rope_dim, h.rope_freq_base)
+        self._embedding = self.model.tensors["token_embd.weight"]
+
+    def _owned(self, thing: C) -> C:
+        self._closers.append(thing)
+        return thing
+
+    @property
+    def hparams(self) -> HParams:
+        """The model's sizes."""
+        return self.model.hparams
+
+    @property
+    def vocab_size(self) -> int:
+        """Values of a logits row."""
+        return self.model.hparams.n_vocab
+
+    @property
+    def n_free_slots(self) -> int:
+        """Sequences that can still be made."""
+        return self._pool.n_free_slots
+
+    def new_sequence(self) -> SequenceState:
+        """An empty sequence in a free slot. Raises RuntimeError when all slots are taken."""
+        self._guard.check()
+        return SequenceState(self._pool, self._pool.take_slot())
+
+    def prefill(
+        self, state: SequenceState, tokens: Sequence[int], want: Want = "last", cuts: Iterable[int] | None = None
+    ) -> Logits | None:
+        """Add `tokens` to the sequence by chunk graphs.
+
+        want: "last" -> float32 [n_vocab], "all" -> [T, n_vocab], "none" -> None. `cuts`: positions (in the sequence)
+        where a chunk ends besides the grid of `chunk_tokens`. Raises ValueError for bad tokens or a full context,
+        before any work; NativeError when a step fails, after which the sequence must be cleared.
+        """
+        self._guard.check()
+        self._check_tokens(tokens)
+        if not tokens:
+            raise ValueError("expected at least one token to prefill, found none")
+        if len(tokens) > state.room:
+            raise ValueError(f"expected at most {state.room} more tokens in this context, found {len(tokens)}")
+        start = state.length
+        parts: list[Logits] = []
+        for first, last in chunk_bounds(start, start + len(tokens), self.options.chunk_tokens, cuts):
+            chunk = list(tokens[first - start : last - start])
+            final = last == start + len(tokens)
+            n_out = len(chunk) if want == "all" else int(want == "last" and final)
+            part = self._run(Phase.CHUNK, [(state, chunk)], n_out)
+            if part is not None:
+                parts.append(part)
+        if want == "none":
+            return None
+        return parts[-1][0] if want == "last" else np.concatenate(parts)
+
+    def decode(self, rows: Sequence[tuple[SequenceState, int]]) -> Logits:
+        """One row graph: each pair adds a token to a sequence -> float32 [n_rows, n_vocab], in the order given.
+
+        Rows of one sequence are consecutive tokens, in order; sequences may be mixed at will.
+        """
+        self._guard.check()
+        if not rows:
+            raise ValueError("expected at least one row to decode, found none")
+        self._check_tokens([token for _, token in rows])
+        groups: dict[int, tuple[SequenceState, list[int]]] = {}
+        places: dict[int, list[int]] = {}
+        for i, (state, token) in enumerate(rows):
+            groups.setdefault(state.slot, (state, []))[1].append(token)
+            places.setdefault(state.slot, []).append(i)
+        logits = self._run(Phase.ROW, list(groups.values()), len(rows))
+        if logits is None:
+            raise NativeError("a row graph returned no logits")
+        order = [i for slot in groups for i in places[slot]]
+        if order == list(range(len(rows))):
+            return logits
+        out = np.empty_like(logits)
+        out[order] = logits
+        return out
+
+    def _check_tokens(self, tokens: Sequence[int]) -> None:
+        for i, token in enumerate(tokens):
+            if not 0 <= token < self.vocab_size:
+                raise ValueError(f"token {i}: expected an id from 0 to {self.vocab_size - 1}, found {token}")
+
+    def _run(self, phase: Phase, groups: list[tuple[SequenceState, list[int]]], n_out: int) -> Logits | None:
+        """One step: inputs, compute, logits [n_out, n_vocab], commit."""
+        n_rows = sum(len(tokens) for _, tokens in groups)
+        for state, tokens in groups:
+            state.begin_write(len(tokens), keeps_rows=phase is Phase.ROW)
+        padded = pad_rows(n_rows) if phase is Phase.CHUNK and self.options.debug_fault != "cut_variant" else n_rows
+        furthest = max(state.length + len(tokens) for state, tokens in groups)
+        n_out_padded = padded if n_out == n_rows else n_out
+        graph = self._graph(GraphKey(phase, padded, n_out_padded, self._span(furthest)))
+        self._set_inputs(graph, groups, padded, n_rows)
+        graph.compute(self._backend)
+        logits = None
+        if graph.logits is not None:
+            logits = tensor_get(graph.logits, np.float32, (n_out_padded, self.vocab_size))[:n_out]
+        for state, tokens in groups:
+            state.commit(tokens)
+        return logits
+
+    def _span(self, n_tokens: int) -> int:
+        """Bound on the blocks that a row sees: a power of two, so that few graphs serve all lengths."""
+        ratio = self.hparams.compress_ratio
+        limit = self._pool.pages_per_slot * (PAGE_TOKENS // ratio)
+        span = SMALLEST_SPAN
+        while span * ratio < n_tokens:
+            span *= 2
+        return min(span, limit)
+
+    def _graph(self, key: GraphKey) -> StepGraph:
+        graph = self._graphs.get(key)
+        if graph is None:
+            fault = self.options.debug_fault
+            upstream = fault == ("batch_variant" if key.phase is Phase.ROW else "cut_variant")
+            matmul_phase = Phase.UPSTREAM if upstream else key.phase
+            graph = StepGraph(
+                key, self.hparams, self._weights, self._pool, _FAULTS.get(fault or "", Fault.NONE), matmul_phase
+            )
+            self._graphs[key] = graph
+            while len(self._graphs) > RETAINED_GRAPHS:
+                self._graphs.popitem(last=False)[1].close()
+        self._graphs.move_to_end(key)
+        graph.place(self._allocator)
+        return graph
+
+    def _set_inputs(
+        self, graph: StepGraph, groups: list[tuple[SequenceState, list[int]]], padded: int, n_rows: int
+    ) -> None:
+        h, step = self.hparams, graph.inputs
+        rows = np.zeros((padded, 4), np.int32)
+        rows[:, 0] = -1
+        positions = np.zeros(padded, np.int64)
+        cells = np.full(padded, self._pool.scratch_cell, np.int64)
+        ple_ids = []
+        at = 0
+        for state, tokens in groups:
+            end = at + len(tokens)
+            rows[at:end, 0] = state.slot
+            positions[at:end] = np.arange(state.length, state.length + len(tokens))
+            cells[at:end] = self._pool.cells(state.pages, state.length, len(tokens))
+            if h.ple is not None:
+                ple_ids.append(ple_row_ids(h.ple, tokens, state.tokens[-(h.ple.ngram_size - 1) :]))
+            at = end
+        rows[:, 1] = positions
+        tensor_set(step.rows, rows)
+        tensor_set(step.cells, cells)
+        tensor_set(step.rope, self._rope.rows(positions))
+        tensor_set(step.block_rope, self._rope.rows(positions // h.compress_ratio * h.compress_ratio))
+        tensor_set(step.embd, self._embeddings([t for _, tokens in groups for t in tokens], padded))
+        if step.ple is not None and self._ple is not None and h.ple is not None:
+            values = np.zeros((padded, h.ple.n_heads * h.ple.head_dim), np.float32)
+            values[:n_rows] = self._ple.gather(np.concatenate(ple_ids)).reshape(n_rows, -1)
+            tensor_set(step.ple, values)
+        if step.out_rows is not None:
+            tensor_set(step.out_rows, np.arange(n_rows - graph.key.n_out, n_rows, dtype=np.int32))
+
+    def _embeddings(self, tokens: list[int], padded: int) -> npt.NDArray[np.float32]:
+        """Rows of the embedding table as F32 [padded, n_embd]; padding is zero."""
+        info = self._embedding
+        ids = np.asarray(tokens, np.int64)
+        out = np.zeros((padded, self.hparams.n_embd), np.float32)
+        address, row_bytes = self.model.address(info), info.nbytes // info.ne[1]
+        if not ggml_luce_dequantize_rows(
+            info.type_id, address, row_bytes, ids.ctypes.data, len(tokens), info.ne[0], out.ctypes.data
+        ):
+            raise NativeError(f"token_embd.weight: type {info.type_id} cannot be widened to F32")
+        return out
+
+    def poison_free_state(self) -> None:
+        """Fill what no sequence holds with NaN (for tests)."""
+        self._pool.poison_free()
+
+    def memory_report(self) -> dict[str, object]:
+        """Bytes by place: weights, state, graph memory; graphs kept; PLE rows read so far."""
+        return {
+            "weights": self._placed.report(),
+            "state": self._pool.report(),
+            "graph_bytes": self._allocator.n_bytes,
+            "graphs": len(self._graphs),
+            "ple_rows_read": self._ple.rows_read if self._ple is not None else 0,
+        }
+
+    def close(self) -> None:
+        """Free graphs, state, weights and files, in this order. Idempotent."""
+        while self._graphs:
+            self._graphs.popitem()[1].close()
+        while self._closers:
+            self._closers.pop().close()
+
+    def __enter__(self) -> TrunkRunner:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

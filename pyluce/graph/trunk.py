@@ -1,0 +1,169 @@
+"""The trunk as one graph: embedding to logits, for T rows in one phase.
+
+The graph depends on the number of rows, the phase, a bound on the blocks a row can see and the number of logits rows.
+Which sequences, positions and tokens the rows are is input, so one graph serves any step of its shape.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from pyluce.graph import blocks
+from pyluce.graph.blocks import StepInputs
+from pyluce.graph.layers import TrunkWeights
+from pyluce.graph.ops import GraphScope
+from pyluce.native import ggml, luce
+from pyluce.native.backend import Backend, GraphAllocator
+from pyluce.native.ggml import GGMLType
+from pyluce.native.luce import Fault, Phase
+from pyluce.native.tensors import Graph, TensorArena
+from pyluce.state.pool import StatePool
+from pyluce.weights import HParams
+
+NODES_PER_LAYER: Final = 64
+NODES_BESIDE: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class GraphKey:
+    """What a retained graph is made for. n_out: rows of logits, 0 for none."""
+
+    phase: Phase
+    n_rows: int
+    n_out: int
+    n_block_max: int
+
+
+class StepGraph:
+    """One graph of the trunk, kept and replayed.
+
+    `inputs` are set before, `logits` [n_vocab, n_out] read after compute.
+    """
+
+    def __init__(
+        self, key: GraphKey, hparams: HParams, weights: TrunkWeights, pool: StatePool, fault: Fault, matmul_phase: Phase
+    ) -> None:
+        self.key = key
+        n_nodes = NODES_PER_LAYER * hparams.n_layer + NODES_BESIDE
+        self.arena = TensorArena.for_counts(n_nodes, n_nodes)
+        try:
+            self.graph = Graph(self.arena, n_nodes)
+            scope = GraphScope(self.arena, key.phase, matmul_phase, fault)
+            self.inputs = self._new_inputs(hparams)
+            self.picks: list[int] = []
+            self.logits: int | None = None
+            self._build(scope, hparams, weights, pool)
+        except BaseException:
+            self.arena.close()
+            raise
+        self._epoch = -1
+
+    def _new_inputs(self, h: HParams) -> StepInputs:
+        n = self.key.n_rows
+
+        def new(kind: GGMLType, ne: tuple[int, ...], name: str) -> int:
+            tensor = self.arena.new_tensor(kind, ne, name)
+            ggml.ggml_set_input(tensor)
+            return tensor
+
+        ple_width = h.ple.n_heads * h.ple.head_dim if h.ple is not None else 0
+        return StepInputs(
+            embd=new(GGMLType.F32, (h.n_embd, n), "embd"),
+            rows=new(GGMLType.I32, (4, n), "rows"),
+            rope=new(GGMLType.F32, (h.rope_dim, n), "rope"),
+            block_rope=new(GGMLType.F32, (h.rope_dim, n), "block_rope"),
+            cells=new(GGMLType.I64, (n,), "cells"),
+            ple=new(GGMLType.F32, (ple_width, n), "ple_rows") if ple_width else None,
+            out_rows=new(GGMLType.I32, (self.key.n_out,), "out_rows") if 0 < self.key.n_out < n else None,
+        )
+
+    def _build(self, g: GraphScope, h: HParams, w: TrunkWeights, pool: StatePool) -> None:
+        n, width, eps, step = self.key.n_rows, h.hc_count * h.n_embd, h.rms_eps, self.inputs
+        both = g.made(luce.ggml_luce_hc_init(g.ctx, step.embd, w.layers[0].attn_mix.norm, h.hc_count, eps), "hc_init")
+        residual, xn = g.half(both, width, n, 0), g.half(both, width, n, 1)
+        for i, layer in enumerate(w.layers):
+            if layer.ple is not None:
+                residual = blocks.ple(g, h, layer.ple, pool, residual, step)
+                xn = g.made(luce.ggml_luce_hc_norm(g.ctx, residual, layer.attn_mix.norm, h.hc_count, eps), "hc_norm")
+            x, inject = blocks.mix(g, h, layer.attn_mix, xn)
+            if layer.gdn is not None:
+                out = blocks.gdn(g, h, layer.gdn, pool, i, x, step)
+            elif layer.attention is not None:
+                out = blocks.attention(g, h, layer.attention, pool, i, x, step, n, self.key.n_block_max)
+            else:
+                raise ValueError(f"layer {i} has neither linear nor full attention weights")
+            residual, xn = self._combine(g, h, residual, out, inject, layer.ffn_mix.norm)
+            x, inject = blocks.mix(g, h, layer.ffn_mix, xn)
+            out, picked = blocks.moe(g, h, layer.moe, x, n)
+            self.picks.append(picked)
+            following = w.layers[i + 1].attn_mix.norm if i + 1 < h.n_layer else w.output_mix.norm
+            residual, xn = self._combine(g, h, residual, out, inject, following)
+        if self.key.n_out == 0:
+            self.graph.expand(xn)
+            return
+        if step.out_rows is not None:
+            xn = ggml.ggml_get_rows(g.ctx, xn, step.out_rows)
+        x, _ = blocks.mix(g, h, w.output_mix, xn)
+        self.logits = g.mul_mat(w.output, x)
+        ggml.ggml_set_output(self.logits)
+        self.graph.expand(self.logits)
+
+    def _combine(
+        self, g: GraphScope, h: HParams, residual: int, out: int, inject: int | None, norm: int
+    ) -> tuple[int, int]:
+        if inject is None:
+            raise ValueError("a layer's hyper-connection has no injection weights")
+        both = g.made(luce.ggml_luce_hc_combine(g.ctx, residual, out, inject, norm, h.rms_eps), "hc_combine")
+        width = h.hc_count * h.n_embd
+        return g.half(both, width, self.key.n_rows, 0), g.half(both, width, self.key.n_rows, 1)
+
+    def place(self, allocator: GraphAllocator) -> None:
+        """Give the tensors memory, again if the allocator's memory moved since."""
+        if self._epoch != allocator.epoch or allocator.epoch == 0:
+            allocator.alloc(self.graph)
+            self._epoch = allocator.epoch
+
+    def compute(self, backend: Backend) -> None:
+        """Run once with the inputs that are set."""
+        backend.compute(self.graph)
+
+    def close(self) -> None:
+        """Free the graph. Idempotent."""
+        self.arena.close()
+
+
+class RopeTable:
+    """cos | sin of every position's angles, F32 [rope_dim] each, computed block by block when first needed.
+
+    angle_i = position * base^(-2i / rope_dim) in float32, as the model's reference computes it; text positions are the
+    same in all M-RoPE sections, so the sections do not matter.
+    """
+
+    BLOCK: Final = 4096
+
+    def __init__(self, rope_dim: int, base: float) -> None:
+        exponents = np.arange(0, rope_dim, 2, dtype=np.float32) / np.float32(rope_dim)
+        self._frequency = (np.float32(1.0) / np.float32(base) ** exponents).astype(np.float32)
+        self._blocks: dict[int, np.ndarray[tuple[int, int], np.dtype[np.float32]]] = {}
+        self._rope_dim = rope_dim
+
+    def rows(
+        self, positions: np.ndarray[tuple[int], np.dtype[np.int64]]
+    ) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+        """[n, rope_dim] (cos | sin) at the positions [n]."""
+        out = np.empty((len(positions), self._rope_dim), np.float32)
+        which = positions // self.BLOCK
+        for block in np.unique(which):
+            chosen = which == block
+            out[chosen] = self._block(int(block))[positions[chosen] % self.BLOCK]
+        return out
+
+    def _block(self, index: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+        if index not in self._blocks:
+            positions = np.arange(index * self.BLOCK, (index + 1) * self.BLOCK, dtype=np.float32)
+            angles = (positions[:, None] * self._frequency[None, :]).astype(np.float64)
+            self._blocks[index] = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+        return self._blocks[index]

@@ -1,0 +1,148 @@
+"""One sequence's state, whole: nothing else moves a part of it.
+
+What is addressed by position (K/V, indexer keys, GDN states, convolution inputs) follows `length`; what is not (pages, the token
+list that the n-gram hash reads, parts that others attach: sampler, grammar, draft state) is moved here in the same
+call. So clearing, rolling back and copying are complete by construction.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pyluce.state.pages import PageTable
+from pyluce.state.pool import StatePool
+
+
+class RollbackError(ValueError):
+    """A rollback beyond what the state keeps."""
+
+
+class SequencePart(Protocol):
+    """Something attached to a sequence that must move with it, a sampler for example."""
+
+    def clear(self) -> None:
+        """Back to the state before the first token."""
+
+    def rollback(self, length: int) -> None:
+        """Back to the state at `length` tokens."""
+
+    def copy(self) -> SequencePart:
+        """An independent copy."""
+
+    def close(self) -> None:
+        """Free what it owns."""
+
+
+class SequenceState:
+    """The state of one sequence in one slot. Made by `TrunkRunner.new_sequence`; free() gives slot and pages back."""
+
+    def __init__(self, pool: StatePool, slot: int) -> None:
+        self._pool = pool
+        self._table = PageTable()
+        self._slot: int | None = slot
+        self._oldest = 0  # the shortest length whose recurrent state is still in the ring
+        self.tokens: list[int] = []
+        self.parts: dict[str, SequencePart] = {}
+
+    @property
+    def slot(self) -> int:
+        """The slot number. Raises RuntimeError after free()."""
+        if self._slot is None:
+            raise RuntimeError("this sequence was freed")
+        return self._slot
+
+    @property
+    def length(self) -> int:
+        """Tokens whose effect is in the state; the next token's position."""
+        return len(self.tokens)
+
+    @property
+    def room(self) -> int:
+        """Tokens that still fit into the context."""
+        return self._pool.options.n_ctx - self.length
+
+    @property
+    def oldest_length(self) -> int:
+        """The shortest length that `rollback` can still reach."""
+        return self._oldest
+
+    @property
+    def pages(self) -> list[int]:
+        """Pages of the attention pool, in order of positions."""
+        return self._table.pages
+
+    def begin_write(self, count: int, *, keeps_rows: bool) -> None:
+        """Get ready for a step that adds `count` tokens: pages exist and are ours, older ring entries are given up.
+
+        `keeps_rows`: the step leaves a state after each row (row graph), not only after the last (chunk graph).
+        Raises OutOfPagesError, ValueError (context full) or RuntimeError (an earlier step failed) before anything changes.
+        """
+        if count > self.room:
+            raise ValueError(
+                f"the context holds {self._pool.options.n_ctx} tokens: {self.length} are in the sequence, "
+                f"{count} more do not fit"
+            )
+        if self._oldest > self.length:
+            raise RuntimeError("a step of this sequence failed and its state is lost; clear it and prefill it again")
+        end = self.length + count
+        for source, target in self._pool.allocator.prepare_write(self._table, self.length, end - 1):
+            self._pool.copy_page(source, target)
+        self._pool.publish_pages(self.slot, self._table.pages)
+        self._oldest = max(self._oldest, end - self._pool.options.reach) if keeps_rows else end
+
+    def commit(self, tokens: list[int]) -> None:
+        """The step that `begin_write` announced has run."""
+        self.tokens.extend(tokens)
+
+    def clear(self) -> None:
+        """Back to the empty sequence: pages are returned, every part cleared."""
+        self._pool.allocator.truncate(self._table, 0)
+        self.tokens.clear()
+        self._oldest = 0
+        for part in self.parts.values():
+            part.clear()
+
+    def rollback(self, count: int) -> None:
+        """Forget the last `count` tokens in every part. Raises RollbackError when the ring no longer holds that state."""
+        target = self.length - count
+        if count < 0 or target < 0:
+            raise RollbackError(f"expected 0 to {self.length} tokens to roll back, found {count}")
+        if target < self._oldest and target != 0:
+            raise RollbackError(
+                f"the state of {self.length} tokens reaches back to {self._oldest} tokens, found {target}; "
+                "clear the sequence and prefill it again, or start with a larger max_rollback"
+            )
+        if count == 0:
+            return
+        del self.tokens[target:]
+        self._pool.allocator.truncate(self._table, target)
+        if target == 0:
+            self._oldest = 0
+        for part in self.parts.values():
+            part.rollback(target)
+
+    def copy(self) -> SequenceState:
+        """A new sequence in another slot with the same state; pages are shared until one of the two writes into them."""
+        pool = self._pool
+        other = SequenceState(pool, pool.take_slot())
+        pool.copy_slot(self.slot, other.slot)
+        for page in self._table.pages:
+            pool.allocator.share(page)
+        other._table.pages = list(self._table.pages)
+        pool.publish_pages(other.slot, other._table.pages)
+        other._oldest = self._oldest
+        other.tokens = list(self.tokens)
+        other.parts = {name: part.copy() for name, part in self.parts.items()}
+        return other
+
+    def free(self) -> None:
+        """Return slot and pages, close the attached parts. Idempotent."""
+        if self._slot is None:
+            return
+        self._pool.allocator.truncate(self._table, 0)
+        self._pool.give_slot(self._slot)
+        self._slot = None
+        self.tokens.clear()
+        for part in self.parts.values():
+            part.close()
+        self.parts.clear()
