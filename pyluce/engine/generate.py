@@ -65,7 +65,9 @@ class GenerationRequest:
         """
         room = n_ctx - len(self.prompt) + 1
         if room < 1:
-            raise ContextLimitError(f"prompt: {len(self.prompt)} tokens do not fit into the context of {n_ctx}; raise max_ctx or shorten it")
+            raise ContextLimitError(
+                f"prompt: {len(self.prompt)} tokens do not fit into the context of {n_ctx}; raise max_ctx or shorten it"
+            )
         if self.max_tokens is None:
             return room
         if self.max_tokens > room:
@@ -104,7 +106,9 @@ class Generation:
         self._sampler = sampler
         self._tokens = tokens
         self._text = TextStream(
-            stop=request.stop, reasoning=request.reasoning, in_reasoning=request.starts_in_reasoning and request.reasoning is not None
+            stop=request.stop,
+            reasoning=request.reasoning,
+            in_reasoning=request.starts_in_reasoning and request.reasoning is not None,
         )
         self._hasher = StepHasher() if request.hash_logits else None
         self._clock = clock
@@ -152,10 +156,14 @@ class Generation:
             decode_ms=1000 * (self._clock() - self._first_logits_at),
         )
         digest = self._hasher.digest() if self._hasher else None
-        return FinishEvent(deltas, reason=reason, stop_string=self._text.stop_string, timings=timings, logits_sha256=digest)
+        return FinishEvent(
+            deltas, reason=reason, stop_string=self._text.stop_string, timings=timings, logits_sha256=digest
+        )
 
 
-def generate(resources: Resources[S], request: GenerationRequest, queued_at: float | None = None) -> Generator[Event, None, None]:
+def generate(
+    resources: Resources[S], request: GenerationRequest, queued_at: float | None = None
+) -> Generator[Event, None, None]:
     """Run one request alone, an event at a time. Closing the iterator between two events frees its sequence.
 
     The prompt is fed a chunk at a time, on the runner's own grid, so that whoever drives this can stop after any chunk.

@@ -59,7 +59,9 @@ class SamplingParams:
     def __post_init__(self) -> None:
         _check_number("temperature", self.temperature, 0.0, 100.0)
         if 0.0 < self.temperature < MIN_TEMPERATURE:
-            raise RequestError(f"temperature: expected 0 (greedy) or at least {MIN_TEMPERATURE}, found {self.temperature}")
+            raise RequestError(
+                f"temperature: expected 0 (greedy) or at least {MIN_TEMPERATURE}, found {self.temperature}"
+            )
         _check_integer("top_k", self.top_k, 0, 2**31 - 1)
         _check_number("top_p", self.top_p, 0.0, 1.0)
         _check_number("min_p", self.min_p, 0.0, 1.0)
@@ -157,8 +159,12 @@ def check_logits(logits: Logits, step: int) -> None:
         return
     if np.isnan(largest):
         count = int(np.isnan(logits).sum())
-        raise LogitsError(f"step {step}: {count} of {logits.size} logits are NaN; the model's weights or its state are damaged")
-    raise LogitsError(f"step {step}: the largest of {logits.size} logits is {largest}; the model's weights or its state are damaged")
+        raise LogitsError(
+            f"step {step}: {count} of {logits.size} logits are NaN; the model's weights or its state are damaged"
+        )
+    raise LogitsError(
+        f"step {step}: the largest of {logits.size} logits is {largest}; the model's weights or its state are damaged"
+    )
 
 
 def _check_number(name: str, value: object, low: float, high: float) -> None:

@@ -152,7 +152,6 @@ class Engine:
             first, self._closing = not self._closing, True
         if first:
             self._inbox.put(None)
-            atexit.unregister(self.close)
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -194,6 +193,7 @@ class Engine:
         finally:
             self._refuse_queued(reason)
             core.close()
+            atexit.unregister(self.close)
 
     def _serve(self, core: Core) -> None:
         busy = False

@@ -57,7 +57,9 @@ def choose_mark(*values: Any) -> str:
     for mark in _MARKS:
         if mark not in present:
             return mark
-    raise ValueError("the messages hold every one of the noncharacters U+FDD0 to U+FDEF, so none is left to mark literal text with")
+    raise ValueError(
+        "the messages hold every one of the noncharacters U+FDD0 to U+FDEF, so none is left to mark literal text with"
+    )
 
 
 def map_strings(value: Any, change: Any) -> Any:

@@ -112,7 +112,9 @@ class TextStream:
 
     def _check_open(self) -> None:
         if self._finished or self._stop_string is not None:
-            raise RuntimeError("the text is over: this stream was flushed or has met a stop string; make a new TextStream")
+            raise RuntimeError(
+                "the text is over: this stream was flushed or has met a stop string; make a new TextStream"
+            )
 
     def _take(self, text: str) -> None:
         if self._part is _Part.OPENING:
@@ -234,4 +236,6 @@ def check_stop_string(text: object, index: int) -> None:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise ValueError(f"stop[{index}]: not valid Unicode text ({error.reason} at character {error.start})") from error
+        raise ValueError(
+            f"stop[{index}]: not valid Unicode text ({error.reason} at character {error.start})"
+        ) from error

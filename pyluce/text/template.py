@@ -107,25 +107,34 @@ class ChatTemplate:
             variables["enable_thinking"] = enable_thinking
         taken = _RESERVED.intersection(variables)
         if taken:
-            raise TemplateError(f"template variables: {', '.join(sorted(taken))} cannot be set by hand, the request itself sets them")
+            raise TemplateError(
+                f"template variables: {', '.join(sorted(taken))} cannot be set by hand, the request itself sets them"
+            )
         try:
             mark = choose_mark(plain, tools, variables)
             variables = self._mark_all(variables, plain, tools, mark)
         except (ValueError, RecursionError) as error:
             raise TemplateError(f"messages: {error}") from error
-        text, marked = unmark(self._run({**self._names, **variables, "add_generation_prompt": add_generation_prompt}, mark), mark)
+        text, marked = unmark(
+            self._run({**self._names, **variables, "add_generation_prompt": add_generation_prompt}, mark), mark
+        )
         open_reasoning = add_generation_prompt and text.rstrip().endswith(self.reasoning.start)
         return RenderedPrompt(text, self._literal_places(text, marked), open_reasoning)
 
     def _mark_all(
-        self, variables: Mapping[str, Any], messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, mark: str
+        self,
+        variables: Mapping[str, Any],
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        mark: str,
     ) -> dict[str, Any]:
         def mark_strings(value: Any, special: SpecialTexts) -> Any:
             return map_strings(value, lambda text: special.mark(text, mark))
 
         marked: dict[str, Any] = mark_strings(variables, self.special)
         marked["messages"] = [
-            mark_strings(message, self._special_in_replies if message["role"] == "assistant" else self.special) for message in messages
+            mark_strings(message, self._special_in_replies if message["role"] == "assistant" else self.special)
+            for message in messages
         ]
         marked["tools"] = mark_strings(list(tools), self.special) if tools else None
         return marked
@@ -146,7 +155,9 @@ class ChatTemplate:
             raise TemplateError(str(error).replace(mark, "")) from None
         except Exception as error:
             # a template is a program from the model file: whatever it does wrong with these messages is one kind of failure here
-            raise TemplateError(f"the chat template failed: {type(error).__name__}: {error}".replace(mark, "")) from error
+            raise TemplateError(
+                f"the chat template failed: {type(error).__name__}: {error}".replace(mark, "")
+            ) from error
 
     def _strftime_now(self, format: str) -> str:
         return self._now().strftime(format)
@@ -167,7 +178,9 @@ def plain_message(message: Message, index: int) -> dict[str, Any]:
     if isinstance(content, (list, tuple)):
         content = "".join(_text_of_part(part, f"{where}.content[{number}]") for number, part in enumerate(content))
     if content is not None and not isinstance(content, str):
-        raise TemplateError(f"{where}.content: expected a string or a list of text parts, found {type(content).__name__}")
+        raise TemplateError(
+            f"{where}.content: expected a string or a list of text parts, found {type(content).__name__}"
+        )
     return {**message, "role": role, "content": content}
 
 

@@ -107,5 +107,7 @@ class Tokenizer:
         vocabulary = self._vocabulary
         ids = {"bos_token": vocabulary.bos, "eos_token": vocabulary.eos, "pad_token": vocabulary.pad}
         return {
-            name: vocabulary.piece(token, special=True).decode("utf-8", "replace") for name, token in ids.items() if token is not None
+            name: vocabulary.piece(token, special=True).decode("utf-8", "replace")
+            for name, token in ids.items()
+            if token is not None
         }

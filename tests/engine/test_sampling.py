@@ -34,7 +34,10 @@ def test_the_order_of_the_steps() -> None:
 def test_steps_that_are_off_are_left_out() -> None:
     assert names(SamplingParams(temperature=1.0)) == ["temperature", "draw"]
     assert names(SamplingParams(presence_penalty=1.0)) == ["penalties", "greedy"]
-    assert names(SamplingParams(temperature=1.0, repeat_penalty=1.5, presence_penalty=1.0, penalty_window=0)) == ["temperature", "draw"]
+    assert names(SamplingParams(temperature=1.0, repeat_penalty=1.5, presence_penalty=1.0, penalty_window=0)) == [
+        "temperature",
+        "draw",
+    ]
 
 
 def test_pure_greedy_needs_no_chain_and_prefers_the_lowest_id() -> None:

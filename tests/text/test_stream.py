@@ -14,13 +14,39 @@ FAMILY = "👩‍👩‍👧‍👦"
 
 # text that meets markers, stop strings, multi-byte characters and their neighbours often
 FRAGMENTS = st.sampled_from(
-    ["<think>", "</think>", "<thin", "</th", "<", ">", "\n", "\n\n", " ", "STOP", "STO", "P", "é", "€", "€uro", "日本", "日", FAMILY, "😀", "a", "b"]
+    [
+        "<think>",
+        "</think>",
+        "<thin",
+        "</th",
+        "<",
+        ">",
+        "\n",
+        "\n\n",
+        " ",
+        "STOP",
+        "STO",
+        "P",
+        "é",
+        "€",
+        "€uro",
+        "日本",
+        "日",
+        FAMILY,
+        "😀",
+        "a",
+        "b",
+    ]
 )
 TEXTS = st.lists(FRAGMENTS, max_size=25).map("".join)
-ANY_BYTES = st.one_of(TEXTS.map(str.encode), st.binary(max_size=60), st.tuples(TEXTS, st.binary(max_size=6), TEXTS).map(
-    lambda parts: parts[0].encode() + parts[1] + parts[2].encode()
-))
-STOPS = st.lists(st.sampled_from(["STOP", "€uro", "日本", "\n\n", "</think>", "P", "é😀", "ab", "TO"]), max_size=4, unique=True)
+ANY_BYTES = st.one_of(
+    TEXTS.map(str.encode),
+    st.binary(max_size=60),
+    st.tuples(TEXTS, st.binary(max_size=6), TEXTS).map(lambda parts: parts[0].encode() + parts[1] + parts[2].encode()),
+)
+STOPS = st.lists(
+    st.sampled_from(["STOP", "€uro", "日本", "\n\n", "</think>", "P", "é😀", "ab", "TO"]), max_size=4, unique=True
+)
 
 
 def expected(data: bytes, stop: list[str], reasoning: bool, inside: bool) -> tuple[str, str, str | None]:
@@ -106,16 +132,28 @@ def test_an_answer_without_markers_is_content() -> None:
 
 
 def test_reasoning_is_split_off_and_its_edges_are_trimmed() -> None:
-    assert split_text(b"<think>\nwhy\n\nnot\n</think>\n\nBecause.\n", reasoning=MARKERS) == ("Because.\n", "why\n\nnot", None)
+    assert split_text(b"<think>\nwhy\n\nnot\n</think>\n\nBecause.\n", reasoning=MARKERS) == (
+        "Because.\n",
+        "why\n\nnot",
+        None,
+    )
     assert split_text(b"why\n</think>\n\nBecause.", reasoning=MARKERS, in_reasoning=True) == ("Because.", "why", None)
 
 
 def test_reasoning_that_never_ends_is_kept() -> None:
-    assert split_text(b"still thinking </thi", reasoning=MARKERS, in_reasoning=True) == ("", "still thinking </thi", None)
+    assert split_text(b"still thinking </thi", reasoning=MARKERS, in_reasoning=True) == (
+        "",
+        "still thinking </thi",
+        None,
+    )
 
 
 def test_stop_strings_do_not_end_reasoning() -> None:
-    assert split_text(b"<think>a STOP b</think>c STOP d", stop=["STOP"], reasoning=MARKERS) == ("c ", "a STOP b", "STOP")
+    assert split_text(b"<think>a STOP b</think>c STOP d", stop=["STOP"], reasoning=MARKERS) == (
+        "c ",
+        "a STOP b",
+        "STOP",
+    )
 
 
 def test_a_stop_string_that_begins_in_a_half_character_token_is_matched() -> None:
@@ -138,7 +176,9 @@ def test_a_finished_stream_refuses_more() -> None:
         flushed.flush()
 
 
-@pytest.mark.parametrize(("stop", "message"), [("", "at least one character"), ("\ud800", "not valid Unicode"), (3, "a string, found int")])
+@pytest.mark.parametrize(
+    ("stop", "message"), [("", "at least one character"), ("\ud800", "not valid Unicode"), (3, "a string, found int")]
+)
 def test_bad_stop_strings_are_refused_by_index(stop: object, message: str) -> None:
     with pytest.raises(ValueError, match=rf"stop\[1\].*{message}"):
         TextStream(stop=["fine", stop])  # type: ignore[list-item]

@@ -29,17 +29,24 @@ def test_renders_what_the_template_says() -> None:
     quiet = template.render([{"role": "user", "content": "Hi"}], enable_thinking=False)
     assert quiet.text.endswith("assistant\n<think>\n\n</think>\n\n")
     assert not quiet.starts_in_reasoning
-    assert not template.render([{"role": "user", "content": "<think>"}], add_generation_prompt=False).starts_in_reasoning
+    assert not template.render(
+        [{"role": "user", "content": "<think>"}], add_generation_prompt=False
+    ).starts_in_reasoning
     assert template.has_reasoning
     assert template.has_thinking_switch
 
 
 def test_template_globals_and_filters() -> None:
-    assert render("{{ messages | tojson }}", [{"role": "user", "content": "<é>"}]) == '[{"role": "user", "content": "<é>"}]'
+    assert (
+        render("{{ messages | tojson }}", [{"role": "user", "content": "<é>"}])
+        == '[{"role": "user", "content": "<é>"}]'
+    )
     assert render("{{ {'b': 1, 'a': [2]} | tojson(indent=1, sort_keys=true) }}") == '{\n "a": [\n  2\n ],\n "b": 1\n}'
     assert render("{% for m in [1, 2, 3] %}{% if m == 2 %}{% continue %}{% endif %}{{ m }}{% endfor %}") == "13"
     assert render("{% generation %}{{ messages[0].content }}{% endgeneration %}") == "hi"
-    assert render("{{ documents is none }} {{ tools is none }} {{ colour }}", kwargs={"colour": "red"}) == "True True red"
+    assert (
+        render("{{ documents is none }} {{ tools is none }} {{ colour }}", kwargs={"colour": "red"}) == "True True red"
+    )
     assert render("{{ tools[0].name }}", tools=[{"name": "look_up"}]) == "look_up"
     clock = ChatTemplate("{{ strftime_now('%Y-%m-%d') }}", now=lambda: datetime(2026, 11, 30))
     assert clock.render([{"role": "user", "content": ""}]).text == "2026-11-30"
@@ -96,7 +103,9 @@ def test_reserved_variables_are_refused() -> None:
 
 
 def test_text_parts_are_joined() -> None:
-    assert render("{{ messages[0].content }}", [{"role": "user", "content": [{"type": "text", "text": "a"}, "b"]}]) == "ab"
+    assert (
+        render("{{ messages[0].content }}", [{"role": "user", "content": [{"type": "text", "text": "a"}, "b"]}]) == "ab"
+    )
 
 
 def test_deeply_nested_tools_are_an_error_not_a_crash() -> None:

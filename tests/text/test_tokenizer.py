@@ -18,7 +18,13 @@ def test_control_tokens_have_no_text_but_reasoning_markers_do() -> None:
     assert plain.token_bytes(FakeVocabulary().token("hello")) == b"hello"
     vocabulary = FakeVocabulary(controls=("<|im_end|>", "<think>", "</think>"), user_defined=())
     tokenizer = Tokenizer(vocabulary)
-    tokens = [vocabulary.token("<think>"), ord("a"), vocabulary.token("</think>"), ord("b"), vocabulary.token("<|im_end|>")]
+    tokens = [
+        vocabulary.token("<think>"),
+        ord("a"),
+        vocabulary.token("</think>"),
+        ord("b"),
+        vocabulary.token("<|im_end|>"),
+    ]
     assert tokenizer.decode(tokens) == "<think>a</think>b"
     assert tokenizer.is_end(tokens[-1])
 
@@ -29,7 +35,12 @@ def test_decode_replaces_what_is_not_utf8() -> None:
 
 @pytest.mark.parametrize(
     ("tokens", "message"),
-    [([1, -1], r"tokens\[1\].*found -1"), ([10**6], r"tokens\[0\].*found 1000000"), ([True], "integer, found bool"), (["1"], "found str")],
+    [
+        ([1, -1], r"tokens\[1\].*found -1"),
+        ([10**6], r"tokens\[0\].*found 1000000"),
+        ([True], "integer, found bool"),
+        (["1"], "found str"),
+    ],
 )
 def test_bad_tokens_are_refused_by_index(tokens: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -1,0 +1,110 @@
+"""Puts the pieces together: libraries, trunk, vocabulary and engine thread, for one model file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from pyluce.engine import Engine, Resources, SerialCore
+from pyluce.graph import RunnerOptions, TrunkRunner
+from pyluce.luce import LoadedModel, ModelInfo, Progress
+from pyluce.native.sampler import SamplerChain
+from pyluce.native.vocabulary import Vocabulary
+from pyluce.options import DEFAULT_MAX_CTX, DEFAULT_MODEL, LoadOptions, available_cpus
+from pyluce.state import SequenceState
+from pyluce.text import ChatTemplate, Tokenizer
+from pyluce.weights import ModelError, open_model
+
+
+def load_engine(path: Path, options: LoadOptions, progress: Progress | None) -> tuple[Engine, LoadedModel]:
+    """Load the model at `path` on a new engine thread.
+
+    Raises ModelError, NativeError, TemplateError, or KeyboardInterrupt when the caller was interrupted meanwhile.
+    """
+    check_model_path(path)
+    loaded: list[LoadedModel] = []
+
+    def open_core(check_interrupted: Callable[[], None]) -> SerialCore[SequenceState]:
+        def report(stage: str, done: int, total: int, /) -> None:
+            check_interrupted()
+            if progress is not None:
+                progress(stage, done, total)
+
+        core, model = _open(path, options, report)
+        loaded.append(model)
+        return core
+
+    return Engine(open_core), loaded[0]
+
+
+def check_model_path(path: Path) -> None:
+    """Raise ModelError when there is no model file at `path`."""
+    if path.is_file():
+        return
+    if path == DEFAULT_MODEL:
+        raise ModelError(
+            f"the model that belongs to this package is missing: expected {path}; install it again, or name a model"
+        )
+    raise ModelError(f"{path}: expected a GGUF file, found {'a folder' if path.is_dir() else 'nothing there'}")
+
+
+def choose_context(max_ctx: int | None, n_ctx_train: int) -> int:
+    """The context size in tokens: what was asked for, else the default, never more than the model was trained for by default."""
+    if max_ctx is not None:
+        return max_ctx
+    return min(DEFAULT_MAX_CTX, n_ctx_train) if n_ctx_train > 0 else DEFAULT_MAX_CTX
+
+
+def _open(path: Path, options: LoadOptions, report: Progress) -> tuple[SerialCore[SequenceState], LoadedModel]:
+    with open_model(path) as model_file:
+        n_ctx = choose_context(options.max_ctx, model_file.hparams.n_ctx_train)
+        warnings = list(model_file.warnings)
+    threads = options.threads or available_cpus()
+    with ExitStack() as stack:
+        runner_options = RunnerOptions(
+            n_ctx=n_ctx,
+            n_slots=1,
+            n_threads=threads,
+            kv_type=options.kv_type,
+            max_rollback=0,
+            chunk_tokens=options.chunk,
+            repack=options.repack,
+        )
+        runner = TrunkRunner(path, runner_options, report)
+        stack.callback(runner.close)
+        hparams = runner.hparams
+        vocabulary = Vocabulary(runner.model.path)
+        stack.callback(vocabulary.close)
+        if vocabulary.n_tokens != hparams.n_vocab:
+            raise ModelError(
+                f"{path}: expected as many tokens in the vocabulary as rows in the output matrix, "
+                f"found {vocabulary.n_tokens} and {hparams.n_vocab}"
+            )
+        if hparams.n_ctx_train and n_ctx > hparams.n_ctx_train:
+            warnings.append(f"max_ctx is {n_ctx}, but the model was trained for {hparams.n_ctx_train} tokens")
+        tokenizer = Tokenizer(vocabulary)
+        template = _template(tokenizer, vocabulary, options)
+        info = ModelInfo(
+            name=hparams.name or path.stem,
+            path=path,
+            n_ctx=n_ctx,
+            n_ctx_train=hparams.n_ctx_train,
+            n_vocab=hparams.n_vocab,
+            n_layer=hparams.n_layer,
+            size_bytes=runner.model.size_bytes,
+            threads=threads,
+            warnings=tuple(warnings),
+        )
+        new_chain = partial(SamplerChain, hparams.n_vocab)
+        resources = Resources(runner, tokenizer, new_chain, n_ctx, options.chunk)
+        return (
+            SerialCore(resources, stack.pop_all().close),
+            LoadedModel(info, tokenizer, template, runner.memory_report),
+        )
+
+
+def _template(tokenizer: Tokenizer, vocabulary: Vocabulary, options: LoadOptions) -> ChatTemplate | None:
+    source = options.chat_template if options.chat_template is not None else vocabulary.chat_template
+    return tokenizer.chat_template(source) if source else None

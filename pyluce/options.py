@@ -1,0 +1,84 @@
+"""What a model is loaded with: one frozen value, checked before any work, the same for the library and the command line."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+DEFAULT_MAX_CTX: Final = 8192
+KV_TYPES: Final = ("f16", "f32")
+MAX_CTX_LIMIT: Final = (1 << 24) - 1
+MAX_THREADS: Final = 512
+CHUNK_UNIT: Final = 16
+MAX_CHUNK: Final = 32768
+DEFAULT_MODEL: Final = Path(__file__).resolve().parent / "data" / "luce-tiny.gguf"
+
+
+class OptionError(ValueError):
+    """An option cannot be used; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How to load and run a model.
+
+    * max_ctx: tokens that a sequence may hold; None is 8192, or what the model was trained for if that is less.
+    * threads: CPU threads; None is what this process may use (`available_cpus`).
+    * kv_type: "f16" or "f32", the type of attention keys and values.
+    * chunk: prompt tokens computed at once, a multiple of 16.
+    * repack: keep matrices a second time in the layout that this CPU multiplies fastest.
+    * chat_template: a template to use instead of the file's.
+
+    Raises OptionError naming the option.
+    """
+
+    max_ctx: int | None = None
+    threads: int | None = None
+    kv_type: str = "f16"
+    chunk: int = 512
+    repack: bool = True
+    chat_template: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_ctx is not None:
+            _check_integer("max_ctx", self.max_ctx, 1, MAX_CTX_LIMIT)
+        if self.threads is not None:
+            _check_integer("threads", self.threads, 1, MAX_THREADS)
+        _check_integer("chunk", self.chunk, CHUNK_UNIT, MAX_CHUNK)
+        if self.chunk % CHUNK_UNIT:
+            raise OptionError(f"chunk: expected a multiple of {CHUNK_UNIT}, found {self.chunk}")
+        if self.kv_type not in KV_TYPES:
+            raise OptionError(f"kv_type: expected {' or '.join(KV_TYPES)}, found {self.kv_type!r}")
+
+
+def available_cpus() -> int:
+    """The CPUs that this process may really use: its affinity, cut down by a container's quota, at least one.
+
+    More spinning threads than that make every step wait for a thread that does not run.
+    """
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _cgroup_quota(Path("/sys/fs/cgroup"))
+    return max(1, cpus if quota is None else min(cpus, int(quota)))
+
+
+def _cgroup_quota(root: Path) -> float | None:
+    """CPUs that the control group grants, or None without a limit. Version 2 first, then version 1."""
+    try:
+        quota, period = (root / "cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        micros = int((root / "cpu" / "cpu.cfs_quota_us").read_text())
+        return micros / int((root / "cpu" / "cpu.cfs_period_us").read_text()) if micros > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _check_integer(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise OptionError(f"{name}: expected an integer, found {type(value).__name__}")
+    if not low <= value <= high:
+        raise OptionError(f"{name}: expected an integer from {low} to {high}, found {value}")
