@@ -79,10 +79,9 @@ def fetch(root: Path, pin: Pin, source: Path | None, report: Report) -> Path:
     cache = root / "vendor" / "cache"
     archive = cache / pin.file_name
     if not archive.is_file():
-        report.progress(f"fetch: {pin.package} {pin.version} (about 38 MB)")
+        report.line(f"fetch: {pin.package} {pin.version}, about 38 MB")
         cache.mkdir(parents=True, exist_ok=True)
         _download(cache, pin)
-        report.line(f"fetch: {archive.relative_to(root)}")
     verify(archive, pin)
     return archive
 

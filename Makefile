@@ -1,0 +1,73 @@
+# pyluce: everything from a clean clone. Needs make, a C++ compiler, and Python 3.10 to 3.13 with its venv module.
+#
+#   make demo          build all and let the small model answer a question
+#   make test          build all and run the tests
+#   make lint          ruff, and mypy --strict
+#   make bench         the CPU speed comparison with upstream's llama-bench
+#   make test-oracle   the tests against transformers (own environment with torch, a large download)
+#   make clean         remove what was built; make distclean: the environments and the fetched source too
+#
+# PYTHON=python3.12 chooses the interpreter, JOBS=4 the number of compilers at once.
+
+PYTHON ?= python3
+JOBS ?= $(shell nproc)
+PROMPT ?= What is the capital of France?
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check --quiet
+READY := $(VENV)/.luce-ready
+LINT_READY := $(VENV)/.luce-lint
+ORACLE := .venv-oracle
+ORACLE_READY := $(ORACLE)/.luce-ready
+SETUP_FILES := pyproject.toml setup.py MANIFEST.in
+
+.PHONY: demo test lint bench test-oracle build setup clean distclean
+
+demo: build
+	$(VENV)/bin/luce run --prompt "$(PROMPT)"
+
+test: build
+	$(PY) -m pytest
+
+lint: $(LINT_READY)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy --strict pyluce cli build.py buildtools
+
+bench: setup
+	$(PY) build.py --jobs $(JOBS) --bench
+	$(PY) -m bench.cpu_vs_upstream
+
+test-oracle: build $(ORACLE_READY)
+	LUCE_ORACLE_PYTHON=$(abspath $(ORACLE))/bin/python $(PY) -m pytest tests/oracles
+
+build: setup
+	$(PY) build.py --jobs $(JOBS)
+
+setup: $(READY)
+
+$(READY): $(SETUP_FILES)
+	@$(PYTHON) -c 'import sys; v = sys.version_info; ok = (3, 10) <= v[:2] <= (3, 13); \
+	sys.exit(0 if ok else "expected Python 3.10 to 3.13, found %d.%d: make PYTHON=python3.12" % v[:2])'
+	@echo "setup: $(VENV) with $$($(PYTHON) --version)"
+	@test -x $(VENV)/bin/pip || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install "setuptools>=77"
+	@$(PIP) install --no-build-isolation --editable ".[build,test]"
+	@touch $@
+
+$(LINT_READY): $(READY)
+	@echo "setup: ruff and mypy"
+	@$(PIP) install --no-build-isolation --editable ".[lint]"
+	@touch $@
+
+$(ORACLE_READY): tests/oracles/requirements.txt
+	@echo "setup: $(ORACLE) with torch and transformers"
+	@test -x $(ORACLE)/bin/pip || $(PYTHON) -m venv $(ORACLE)
+	@$(ORACLE)/bin/python -m pip --disable-pip-version-check --quiet install -r tests/oracles/requirements.txt
+	@touch $@
+
+clean:
+	rm -rf build dist *.egg-info vendor/src
+
+distclean: clean
+	rm -rf $(VENV) $(ORACLE) vendor/cache
