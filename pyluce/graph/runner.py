@@ -17,18 +17,20 @@ import numpy as np
 import numpy.typing as npt
 
 from pyluce.graph.chunks import chunk_bounds, pad_rows
+from pyluce.graph.inputs import InputWriter
 from pyluce.graph.layers import TrunkWeights
 from pyluce.graph.options import RunnerOptions
-from pyluce.graph.trunk import GraphKey, RopeTable, StepGraph
+from pyluce.graph.trunk import GraphKey, StepGraph
 from pyluce.native import load_libraries
 from pyluce.native.backend import Backend, GraphAllocator
 from pyluce.native.errors import NativeError
-from pyluce.native.luce import Fault, Phase, ggml_luce_dequantize_rows
-from pyluce.native.tensors import tensor_get, tensor_set
+from pyluce.native.ggml_backend import ggml_backend_buft_is_host
+from pyluce.native.luce import Fault, Phase
+from pyluce.native.tensors import tensor_get
 from pyluce.native.thread import ThreadGuard
 from pyluce.state import SequenceState, StateOptions, StatePool
 from pyluce.state.pages import PAGE_TOKENS
-from pyluce.weights import HParams, PleTable, open_model, place_weights, ple_row_ids
+from pyluce.weights import HParams, PleTable, open_model, place_weights
 from pyluce.weights.model_file import Progress
 
 Logits = npt.NDArray[np.float32]
@@ -87,8 +89,12 @@ class TrunkRunner:
         self._pool = self._owned(StatePool(self._backend, h, state))
         self._ple = self._owned(PleTable(self.model)) if h.ple is not None else None
         self._allocator = self._owned(GraphAllocator(self._backend))
-        self._rope = RopeTable(h.rope_dim, h.rope_freq_base)
-        self._embedding = self.model.tensors["token_embd.weight"]
+        self._inputs = InputWriter(
+            self.model, self._pool, self._ple, on_host=ggml_backend_buft_is_host(self._backend.buffer_type)
+        )
+        # the largest graph first, so that graph memory does not grow (and retained graphs survive) later
+        longest = min(o.chunk_tokens, pad_rows(o.n_ctx))
+        self._graph(GraphKey(Phase.CHUNK, longest, 1, self._span(o.n_ctx)))
 
     def _owned(self, thing: C) -> C:
         self._closers.append(thing)
@@ -180,7 +186,7 @@ class TrunkRunner:
         furthest = max(state.length + len(tokens) for state, tokens in groups)
         n_out_padded = padded if n_out == n_rows else n_out
         graph = self._graph(GraphKey(phase, padded, n_out_padded, self._span(furthest)))
-        self._set_inputs(graph, groups, padded, n_rows)
+        self._inputs.write(graph, groups, n_rows)
         graph.compute(self._backend)
         logits = None
         if graph.logits is not None:
@@ -209,53 +215,23 @@ class TrunkRunner:
             )
             self._graphs[key] = graph
             while len(self._graphs) > RETAINED_GRAPHS:
-                self._graphs.popitem(last=False)[1].close()
+                self._drop_graph(next(iter(self._graphs)))
+            epoch = self._allocator.epoch
+            self._allocator.alloc(graph.graph)
+            if self._allocator.epoch != epoch:
+                self._drop_graphs(keep=key)
         self._graphs.move_to_end(key)
-        graph.place(self._allocator)
         return graph
 
-    def _set_inputs(
-        self, graph: StepGraph, groups: list[tuple[SequenceState, list[int]]], padded: int, n_rows: int
-    ) -> None:
-        h, step = self.hparams, graph.inputs
-        rows = np.zeros((padded, 4), np.int32)
-        rows[:, 0] = -1
-        positions = np.zeros(padded, np.int64)
-        cells = np.full(padded, self._pool.scratch_cell, np.int64)
-        ple_ids = []
-        at = 0
-        for state, tokens in groups:
-            end = at + len(tokens)
-            rows[at:end, 0] = state.slot
-            positions[at:end] = np.arange(state.length, state.length + len(tokens))
-            cells[at:end] = self._pool.cells(state.pages, state.length, len(tokens))
-            if h.ple is not None:
-                ple_ids.append(ple_row_ids(h.ple, tokens, state.tokens[-(h.ple.ngram_size - 1) :]))
-            at = end
-        rows[:, 1] = positions
-        tensor_set(step.rows, rows)
-        tensor_set(step.cells, cells)
-        tensor_set(step.rope, self._rope.rows(positions))
-        tensor_set(step.block_rope, self._rope.rows(positions // h.compress_ratio * h.compress_ratio))
-        tensor_set(step.embd, self._embeddings([t for _, tokens in groups for t in tokens], padded))
-        if step.ple is not None and self._ple is not None and h.ple is not None:
-            values = np.zeros((padded, h.ple.n_heads * h.ple.head_dim), np.float32)
-            values[:n_rows] = self._ple.gather(np.concatenate(ple_ids)).reshape(n_rows, -1)
-            tensor_set(step.ple, values)
-        if step.out_rows is not None:
-            tensor_set(step.out_rows, np.arange(n_rows - graph.key.n_out, n_rows, dtype=np.int32))
+    def _drop_graphs(self, keep: GraphKey | None = None) -> None:
+        """Close the retained graphs (but one): their tensors point into graph memory that has moved."""
+        for key in [k for k in self._graphs if k != keep]:
+            self._drop_graph(key)
 
-    def _embeddings(self, tokens: list[int], padded: int) -> npt.NDArray[np.float32]:
-        """Rows of the embedding table as F32 [padded, n_embd]; padding is zero."""
-        info = self._embedding
-        ids = np.asarray(tokens, np.int64)
-        out = np.zeros((padded, self.hparams.n_embd), np.float32)
-        address, row_bytes = self.model.address(info), info.nbytes // info.ne[1]
-        if not ggml_luce_dequantize_rows(
-            info.type_id, address, row_bytes, ids.ctypes.data, len(tokens), info.ne[0], out.ctypes.data
-        ):
-            raise NativeError(f"token_embd.weight: type {info.type_id} cannot be widened to F32")
-        return out
+    def _drop_graph(self, key: GraphKey) -> None:
+        graph = self._graphs.pop(key)
+        self._inputs.forget(graph)
+        graph.close()
 
     def poison_free_state(self) -> None:
         """Fill what no sequence holds with NaN (for tests)."""
@@ -273,8 +249,7 @@ class TrunkRunner:
 
     def close(self) -> None:
         """Free graphs, state, weights and files, in this order. Idempotent."""
-        while self._graphs:
-            self._graphs.popitem()[1].close()
+        self._drop_graphs()
         while self._closers:
             self._closers.pop().close()
 

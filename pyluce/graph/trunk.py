@@ -9,14 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from pyluce.graph import blocks
 from pyluce.graph.blocks import StepInputs
 from pyluce.graph.layers import TrunkWeights
 from pyluce.graph.ops import GraphScope
 from pyluce.native import ggml, luce
-from pyluce.native.backend import Backend, GraphAllocator
+from pyluce.native.backend import Backend
 from pyluce.native.ggml import GGMLType
 from pyluce.native.luce import Fault, Phase
 from pyluce.native.tensors import Graph, TensorArena
@@ -59,7 +57,6 @@ class StepGraph:
         except BaseException:
             self.arena.close()
             raise
-        self._epoch = -1
 
     def _new_inputs(self, h: HParams) -> StepInputs:
         n = self.key.n_rows
@@ -120,12 +117,6 @@ class StepGraph:
         width = h.hc_count * h.n_embd
         return g.half(both, width, self.key.n_rows, 0), g.half(both, width, self.key.n_rows, 1)
 
-    def place(self, allocator: GraphAllocator) -> None:
-        """Give the tensors memory, again if the allocator's memory moved since."""
-        if self._epoch != allocator.epoch or allocator.epoch == 0:
-            allocator.alloc(self.graph)
-            self._epoch = allocator.epoch
-
     def compute(self, backend: Backend) -> None:
         """Run once with the inputs that are set."""
         backend.compute(self.graph)
@@ -133,37 +124,3 @@ class StepGraph:
     def close(self) -> None:
         """Free the graph. Idempotent."""
         self.arena.close()
-
-
-class RopeTable:
-    """cos | sin of every position's angles, F32 [rope_dim] each, computed block by block when first needed.
-
-    angle_i = position * base^(-2i / rope_dim) in float32, as the model's reference computes it; text positions are the
-    same in all M-RoPE sections, so the sections do not matter.
-    """
-
-    BLOCK: Final = 4096
-
-    def __init__(self, rope_dim: int, base: float) -> None:
-        exponents = np.arange(0, rope_dim, 2, dtype=np.float32) / np.float32(rope_dim)
-        self._frequency = (np.float32(1.0) / np.float32(base) ** exponents).astype(np.float32)
-        self._blocks: dict[int, np.ndarray[tuple[int, int], np.dtype[np.float32]]] = {}
-        self._rope_dim = rope_dim
-
-    def rows(
-        self, positions: np.ndarray[tuple[int], np.dtype[np.int64]]
-    ) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-        """[n, rope_dim] (cos | sin) at the positions [n]."""
-        out = np.empty((len(positions), self._rope_dim), np.float32)
-        which = positions // self.BLOCK
-        for block in np.unique(which):
-            chosen = which == block
-            out[chosen] = self._block(int(block))[positions[chosen] % self.BLOCK]
-        return out
-
-    def _block(self, index: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-        if index not in self._blocks:
-            positions = np.arange(index * self.BLOCK, (index + 1) * self.BLOCK, dtype=np.float32)
-            angles = (positions[:, None] * self._frequency[None, :]).astype(np.float64)
-            self._blocks[index] = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
-        return self._blocks[index]

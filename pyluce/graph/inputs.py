@@ -1,0 +1,169 @@
+"""Fills the inputs of a step graph: which slots, positions and cells its rows are, their embeddings and angles.
+
+On a host backend the inputs are written in place (numpy views of the tensors' memory), elsewhere through a copy each.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from pyluce.graph.trunk import StepGraph
+from pyluce.native.errors import NativeError
+from pyluce.native.luce import ggml_luce_dequantize_rows
+from pyluce.native.tensors import tensor_set, tensor_struct
+from pyluce.state import SequenceState, StatePool
+from pyluce.state.pages import PAGE_TOKENS
+from pyluce.weights import ModelFile, PleTable, ple_row_ids
+
+Group = tuple[SequenceState, list[int]]
+S = TypeVar("S", bound=np.generic)
+
+
+class RopeTable:
+    """cos | sin of every position's angles, F32 [rope_dim] each, computed block by block when first needed.
+
+    angle_i = position * base^(-2i / rope_dim) in float32, as the model's reference computes it; text positions are the
+    same in all M-RoPE sections, so the sections do not matter.
+    """
+
+    BLOCK: Final = 4096
+
+    def __init__(self, rope_dim: int, base: float) -> None:
+        exponents = np.arange(0, rope_dim, 2, dtype=np.float32) / np.float32(rope_dim)
+        self._frequency = (np.float32(1.0) / np.float32(base) ** exponents).astype(np.float32)
+        self._blocks: dict[int, npt.NDArray[np.float32]] = {}
+
+    def fill(self, out: npt.NDArray[np.float32], first: int) -> None:
+        """Rows of `out` [n, rope_dim] for the positions first .. first + n - 1."""
+        done = 0
+        while done < len(out):
+            block, at = divmod(first + done, self.BLOCK)
+            count = min(len(out) - done, self.BLOCK - at)
+            out[done : done + count] = self._block(block)[at : at + count]
+            done += count
+
+    def fill_block_starts(self, out: npt.NDArray[np.float32], first: int, ratio: int) -> None:
+        """Rows of `out` [n, rope_dim] for the first positions of the blocks of `ratio` that the rows lie in."""
+        starts = np.arange(first, first + len(out)) // ratio * ratio
+        for block in range(int(starts[0]) // self.BLOCK, int(starts[-1]) // self.BLOCK + 1):
+            chosen = starts // self.BLOCK == block
+            out[chosen] = self._block(block)[starts[chosen] % self.BLOCK]
+
+    def _block(self, index: int) -> npt.NDArray[np.float32]:
+        if index not in self._blocks:
+            positions = np.arange(index * self.BLOCK, (index + 1) * self.BLOCK, dtype=np.float32)
+            angles = (positions[:, None] * self._frequency[None, :]).astype(np.float64)
+            self._blocks[index] = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+        return self._blocks[index]
+
+
+class InputBuffers:
+    """Arrays to fill for one step graph, numpy order (slowest axis first); `send` brings them to the device."""
+
+    def __init__(self, graph: StepGraph, on_host: bool) -> None:
+        step = graph.inputs
+        self._copies: list[tuple[int, npt.NDArray[Any]]] = []
+        self._on_host = on_host
+        self.rows = self._array(step.rows, np.int32)
+        self.cells = self._array(step.cells, np.int64)[0]
+        self.rope = self._array(step.rope, np.float32)
+        self.block_rope = self._array(step.block_rope, np.float32)
+        self.embd = self._array(step.embd, np.float32)
+        self.ple = None if step.ple is None else self._array(step.ple, np.float32)
+        self.out_rows = None if step.out_rows is None else self._array(step.out_rows, np.int32)[0]
+
+    def _array(self, tensor: int, dtype: type[S]) -> npt.NDArray[S]:
+        header = tensor_struct(tensor)
+        shape = (header.ne[1], header.ne[0])
+        if not self._on_host:
+            array = np.zeros(shape, dtype)
+            self._copies.append((tensor, array))
+            return array
+        size = shape[0] * shape[1] * np.dtype(dtype).itemsize
+        memory = (ctypes.c_char * size).from_address(header.data)
+        return np.frombuffer(memory, dtype).reshape(shape)
+
+    def send(self) -> None:
+        """Copy what is not written in place."""
+        for tensor, array in self._copies:
+            tensor_set(tensor, array)
+
+
+class InputWriter:
+    """Writes steps of one model. `write` changes no state."""
+
+    def __init__(self, model: ModelFile, pool: StatePool, ple: PleTable | None, on_host: bool) -> None:
+        h = model.hparams
+        self._hparams = h
+        self._model = model
+        self._pool = pool
+        self._ple = ple
+        self._on_host = on_host
+        self._rope = RopeTable(h.rope_dim, h.rope_freq_base)
+        self._embedding = model.tensors["token_embd.weight"]
+        self._buffers: dict[StepGraph, InputBuffers] = {}
+
+    def forget(self, graph: StepGraph) -> None:
+        """The graph is about to be closed."""
+        self._buffers.pop(graph, None)
+
+    def write(self, graph: StepGraph, groups: list[Group], n_rows: int) -> None:
+        """Inputs of a step: each group adds its tokens to its sequence; rows beyond `n_rows` are padding."""
+        h = self._hparams
+        into = self._buffers.get(graph)
+        if into is None:
+            into = self._buffers[graph] = InputBuffers(graph, self._on_host)
+        at = 0
+        for state, tokens in groups:
+            first, count = state.length, len(tokens)
+            end = at + count
+            into.rows[at:end, 0] = state.slot
+            if count == 1:
+                into.rows[at, 1] = first
+                into.cells[at] = state.pages[first // PAGE_TOKENS] * PAGE_TOKENS + first % PAGE_TOKENS
+            else:
+                into.rows[at:end, 1] = np.arange(first, first + count)
+                into.cells[at:end] = self._pool.cells(state.pages, first, count)
+            self._rope.fill(into.rope[at:end], first)
+            if count == 1:
+                self._rope.fill(into.block_rope[at:end], first // h.compress_ratio * h.compress_ratio)
+            else:
+                self._rope.fill_block_starts(into.block_rope[at:end], first, h.compress_ratio)
+            if into.ple is not None and h.ple is not None and self._ple is not None:
+                ids = ple_row_ids(h.ple, tokens, state.tokens[1 - h.ple.ngram_size :])
+                into.ple[at:end] = self._ple.gather(ids).reshape(count, -1)
+            at = end
+        if len(into.rows) > n_rows:
+            self._pad(into, n_rows)
+        self._embed(into.embd, [token for _, tokens in groups for token in tokens])
+        if into.out_rows is not None:
+            into.out_rows[:] = np.arange(n_rows - len(into.out_rows), n_rows)
+        into.send()
+
+    def _pad(self, into: InputBuffers, n_rows: int) -> None:
+        """Rows that belong to no sequence: slot -1, zero inputs, the scratch cell."""
+        into.rows[n_rows:] = (-1, 0, 0, 0)
+        into.cells[n_rows:] = self._pool.scratch_cell
+        for array in (into.rope, into.block_rope, into.embd, into.ple):
+            if array is not None:
+                array[n_rows:] = 0.0
+
+    def _embed(self, out: npt.NDArray[np.float32], tokens: list[int]) -> None:
+        """The first rows of `out` [T, n_embd]: embedding rows of the tokens, widened to F32."""
+        info = self._embedding
+        ids = np.asarray(tokens, np.int64)
+        row_bytes = info.nbytes // info.ne[1]
+        if not ggml_luce_dequantize_rows(
+            info.type_id,
+            self._model.address(info),
+            row_bytes,
+            ids.ctypes.data,
+            len(tokens),
+            info.ne[0],
+            out.ctypes.data,
+        ):
+            raise NativeError(f"token_embd.weight: type {info.type_id} cannot be widened to F32")
