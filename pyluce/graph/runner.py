@@ -39,7 +39,12 @@ Want = Literal["none", "last", "all"]
 RETAINED_GRAPHS: Final = 32
 SMALLEST_SPAN: Final = 256  # blocks
 
-_FAULTS = {"nan_leak": Fault.NAN_LEAK, "tie_high": Fault.TIE_HIGH, "scan_order": Fault.SCAN_ORDER}
+_FAULTS = {
+    "nan_leak": Fault.NAN_LEAK,
+    "tie_high": Fault.TIE_HIGH,
+    "scan_order": Fault.SCAN_ORDER,
+    "thread_variant": Fault.THREADS,
+}
 
 
 class Closable(Protocol):
@@ -87,6 +92,7 @@ class TrunkRunner:
             ple_margin=1 if fault == "stale_ple" else kept,
         )
         self._pool = self._owned(StatePool(self._backend, h, state))
+        self._pool.allocator.copy_on_write = fault != "shared_page"
         self._ple = self._owned(PleTable(self.model)) if h.ple is not None else None
         self._allocator = self._owned(GraphAllocator(self._backend))
         self._inputs = InputWriter(

@@ -30,6 +30,7 @@ class Fault(IntEnum):
     NAN_LEAK = 1
     TIE_HIGH = 2
     SCAN_ORDER = 3
+    THREADS = 4
 
 
 @function(BASE)

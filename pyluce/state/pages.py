@@ -35,6 +35,7 @@ class PageAllocator:
             raise ValueError(f"expected at least 2 pages (one of them scratch), found {n_pages}")
         self.n_pages = n_pages
         self.scratch_page = n_pages - 1
+        self.copy_on_write = True  # tests switch it off to see sequences overwrite each other
         self._free = list(range(n_pages - 2, -1, -1))
         self._holders = [0] * n_pages
 
@@ -83,9 +84,8 @@ class PageAllocator:
         Raises OutOfPagesError before anything changes.
         """
         first_page, last_page = first // PAGE_TOKENS, last // PAGE_TOKENS
-        shared = [
-            i for i in range(first_page, min(last_page + 1, len(table.pages))) if self._holders[table.pages[i]] > 1
-        ]
+        written = range(first_page, min(last_page + 1, len(table.pages)))
+        shared = [i for i in written if self.copy_on_write and self._holders[table.pages[i]] > 1]
         missing = max(0, last_page + 1 - len(table.pages))
         if len(shared) + missing > len(self._free):
             raise OutOfPagesError(

@@ -54,7 +54,8 @@ enum ggml_luce_fault {
     GGML_LUCE_FAULT_NONE       = 0,
     GGML_LUCE_FAULT_NAN_LEAK   = 1,  // a sequence that starts reads what its slot held before
     GGML_LUCE_FAULT_TIE_HIGH   = 2,  // equal block scores: the higher index wins
-    GGML_LUCE_FAULT_SCAN_ORDER = 3,  // attention sums its keys in an order that depends on T
+    GGML_LUCE_FAULT_SCAN_ORDER = 3,  // attention sums its values in an order that depends on T
+    GGML_LUCE_FAULT_THREADS    = 4,  // attention sums its values in an order that depends on the threads
 };
 
 // what the library was built from: "pin=... patches=... flags=... compiler=..."

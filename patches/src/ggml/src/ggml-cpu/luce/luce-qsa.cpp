@@ -202,14 +202,14 @@ const float * widen(const ggml_tensor * cache, int64_t cell, int64_t offset, int
 
 // One row, one K/V head, query heads [h0, h1) of its group. Scores key by key, then softmax (max, exp, sum in key order),
 // then values key by key: the order of every sum is the order of positions.
-void attend(ggml_tensor * dst, const attn_shape & s, int64_t r, int64_t kv, int64_t h0, int64_t h1, const int64_t * cells, int64_t n, float * scratch) {
+void attend(ggml_tensor * dst, const attn_shape & s, int64_t r, int64_t kv, int64_t h0, int64_t h1, const int64_t * cells, int64_t n,
+            bool backwards, float * scratch) {
     const ggml_tensor * q    = dst->src[0];
     const ggml_tensor * k    = dst->src[1];
     const ggml_tensor * v    = dst->src[2];
     const ggml_tensor * gate = dst->src[4];
     const int   gate_stride = ggml_get_op_params_i32(dst, 2);
     const float scale       = ggml_get_op_params_f32(dst, 3);
-    const bool  backwards   = ggml_get_op_params_i32(dst, 4) == GGML_LUCE_FAULT_SCAN_ORDER && s.n_row % 2 == 0;
     float * wide   = scratch;
     float * scores = scratch + s.d;
 
@@ -254,6 +254,9 @@ void luce_qsa_attn(const ggml_compute_params * params, ggml_tensor * dst) {
     int64_t * cells   = (int64_t *) ((float *) params->wdata + s.scratch_floats() * (size_t) params->ith);
     float   * scratch = (float *) (cells + s.n_key_max);
 
+    const int  fault     = ggml_get_op_params_i32(dst, 4);
+    const bool backwards = (fault == GGML_LUCE_FAULT_SCAN_ORDER && s.n_row % 2 == 0) || (fault == GGML_LUCE_FAULT_THREADS && params->nth > 1);
+
     // heads are independent, so splitting a group further than its K/V head changes no result
     const int64_t group = s.n_head / s.n_kv;
     int64_t parts = 1;
@@ -277,6 +280,6 @@ void luce_qsa_attn(const ggml_compute_params * params, ggml_tensor * dst) {
             n        = gather_cells(dst, s, r, rows[r], cells);
             gathered = r;
         }
-        attend(dst, s, r, kv, h0, h1, cells, n, scratch);
+        attend(dst, s, r, kv, h0, h1, cells, n, backwards, scratch);
     }
 }
