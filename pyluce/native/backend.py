@@ -57,7 +57,7 @@ class Backend(Owner):
         """The ``ggml_backend_dev_t``."""
         device = api.ggml_backend_get_device(self.ptr)
         if not device:
-            raise NativeError(f"the backend {self.name!r} has no device", log.tail())
+            raise NativeError(f"the backend {self.name!r} has no device", log.take())
         return device
 
     @property
@@ -88,10 +88,11 @@ class BackendBuffer(Owner):
     def for_arena(
         cls, arena: TensorArena, buffer_type: int, usage: BackendBufferUsage = BackendBufferUsage.ANY
     ) -> BackendBuffer:
-        """Memory of ``buffer_type`` for every tensor of the arena that has none; closed before the arena."""
+        """Memory of ``buffer_type`` for every tensor of the arena that has none. The arena holds it and closes it."""
         pointer = api.ggml_backend_alloc_ctx_tensors_from_buft(arena.ptr, buffer_type)
         buffer = cls("ggml_backend_alloc_ctx_tensors_from_buft", pointer, parent=arena)
         buffer.set_usage(usage)
+        arena.buffers.append(buffer)
         return buffer
 
     @classmethod
@@ -179,13 +180,13 @@ class GraphAllocator(Owner):
         if self.n_bytes != before:
             self.epoch += 1
         if not done:
-            raise NativeError(f"{name} failed for a graph of {graph.n_nodes} nodes", log.tail())
+            raise NativeError(f"{name} failed for a graph of {graph.n_nodes} nodes", log.take())
 
 
 def check_status(status: int, what: str) -> None:
     """Raise NativeError unless a ``ggml_status`` is SUCCESS."""
     if status != GGMLStatus.SUCCESS:
-        raise NativeError(f"{what} failed: {ggml.ggml_status_to_string(status).decode()} ({status})", log.tail())
+        raise NativeError(f"{what} failed: {ggml.ggml_status_to_string(status).decode()} ({status})", log.take())
 
 
 def cpu_repack_buffer_types() -> list[int]:
@@ -196,7 +197,7 @@ def cpu_repack_buffer_types() -> list[int]:
     load_libraries()
     device = api.ggml_backend_dev_by_type(BackendDevType.CPU)
     if not device:
-        raise NativeError("expected a CPU device, found none", log.tail())
+        raise NativeError("expected a CPU device, found none", log.take())
     registry = api.ggml_backend_dev_backend_reg(device)
     address = api.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_dev_get_extra_bufts")
     if not address:

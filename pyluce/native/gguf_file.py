@@ -56,7 +56,7 @@ class GgufFile(Owner):
         params = gguf.gguf_init_params(True, None)
         pointer = gguf.gguf_init_from_file(os.fsencode(self.path), params)
         if not pointer:
-            raise NativeError(f"expected a GGUF file, ggml cannot read {self.path}", log.tail())
+            raise NativeError(f"expected a GGUF file, ggml cannot read {self.path}", log.take())
         self._own("gguf_init_from_file", pointer, gguf.gguf_free)
 
     @property

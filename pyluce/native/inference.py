@@ -50,7 +50,7 @@ class LlamaModel(Owner):
             llama.llama_model_free(pointer)
             raise
         if not pointer:
-            raise NativeError(f"libllama cannot load the model {self.path}", log.tail())
+            raise NativeError(f"libllama cannot load the model {self.path}", log.take())
         self._own("llama_model_load_from_file", pointer, llama.llama_model_free)
         self.n_vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(pointer))
 
@@ -146,7 +146,7 @@ class LlamaContext(Owner):
             raise NativeError(
                 f"the memory cannot remove positions {start} to {end} of sequence {sequence}; "
                 "clear it and decode again",
-                log.tail(),
+                log.take(),
             )
 
     def get_state(self) -> bytes:
@@ -155,13 +155,13 @@ class LlamaContext(Owner):
         buffer = ctypes.create_string_buffer(size)
         written = llama.llama_state_get_data(self.ptr, buffer, size)
         if not written:
-            raise NativeError("llama_state_get_data failed", log.tail())
+            raise NativeError("llama_state_get_data failed", log.take())
         return buffer.raw[:written]
 
     def set_state(self, state: bytes) -> None:
         """Restore what ``get_state`` returned. Raises NativeError when it is refused."""
         if llama.llama_state_set_data(self.ptr, state, len(state)) != len(state):
-            raise NativeError(f"llama_state_set_data refused a state of {len(state)} bytes", log.tail())
+            raise NativeError(f"llama_state_set_data refused a state of {len(state)} bytes", log.take())
 
     def set_abort(self, should_abort: Callable[[], bool] | None) -> None:
         """Ask ``should_abort()`` between ops; when it returns True, or raises, ``decode`` raises NativeError."""
@@ -175,7 +175,7 @@ class LlamaContext(Owner):
     def _memory(self) -> int:
         memory = llama.llama_get_memory(self.ptr)
         if not memory:
-            raise NativeError("the context has no memory", log.tail())
+            raise NativeError("the context has no memory", log.take())
         return memory
 
     def _decode_batch(self, tokens: Sequence[int], sequence: int, marks: list[bool]) -> None:
@@ -195,11 +195,11 @@ class LlamaContext(Owner):
         callbacks.raise_pending()
         if status:
             reason = _DECODE_STATUS.get(status, "failed")
-            raise NativeError(f"llama_decode of {n} tokens at position {start}: {reason} ({status})", log.tail())
+            raise NativeError(f"llama_decode of {n} tokens at position {start}: {reason} ({status})", log.take())
 
     def _logits(self, index: int) -> NDArray[np.float32]:
         address = llama.llama_get_logits_ith(self.ptr, index)
         if not address:
-            raise NativeError(f"llama_get_logits_ith({index}) returned NULL", log.tail())
+            raise NativeError(f"llama_get_logits_ith({index}) returned NULL", log.take())
         row = (ctypes.c_float * self.n_vocab).from_address(address)
         return np.array(row, dtype=np.float32)

@@ -51,10 +51,12 @@ def load_libraries(backend: str = "cpu", *, _check_stamp: bool = True) -> Librar
                 )
             return _libraries
         directory = find_directory(backend)
-        handles = {name: _open(directory, name, backend) for name in library_names(backend)}
+        handles = {"ggml-base": _open(directory, "ggml-base", backend)}
         found = _read_stamp(handles["ggml-base"])
         if _check_stamp:
             check_stamp(found, directory, backend)
+        for name in library_names(backend)[1:]:
+            handles[name] = _open(directory, name, backend)
         declare.bind(handles)
         callbacks.install()
         llama.llama_backend_init()

@@ -33,6 +33,7 @@ class LogRing:
         self._lines: deque[str] = deque(maxlen=max_lines)
         self._open = ""
         self._level: int = GGMLLogLevel.INFO
+        self._untaken = 0
         self._lock = threading.RLock()
 
     def add(self, level: int, text: str) -> list[tuple[int, str]]:
@@ -43,20 +44,30 @@ class LogRing:
             pieces = (self._open + text).split("\n")
             self._open = pieces.pop()
             done = [(self._level, line.rstrip()) for line in pieces if line.strip()]
-            self._lines.extend(line for line_level, line in done if line_level != GGMLLogLevel.DEBUG)
+            kept = [line for line_level, line in done if line_level != GGMLLogLevel.DEBUG]
+            self._lines.extend(kept)
+            self._untaken += len(kept)
             return done
 
     def tail(self, n_lines: int = TAIL_LINES) -> list[str]:
         """The last lines, newest last, an unfinished line included."""
         with self._lock:
             lines = [*self._lines, self._open] if self._open.strip() else list(self._lines)
-            return lines[-n_lines:]
+            return lines[-n_lines:] if n_lines > 0 else []
+
+    def take(self, n_lines: int = TAIL_LINES) -> list[str]:
+        """Like tail, without the lines that an earlier take saw: a line explains one failure."""
+        with self._lock:
+            lines = self.tail(min(n_lines, self._untaken + bool(self._open.strip())))
+            self._untaken = 0
+            return lines
 
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
             self._lines.clear()
             self._open = ""
+            self._untaken = 0
 
 
 ring = LogRing()
@@ -65,6 +76,11 @@ ring = LogRing()
 def tail(n_lines: int = TAIL_LINES) -> list[str]:
     """The last lines of the native log, newest last."""
     return ring.tail(n_lines)
+
+
+def take(n_lines: int = TAIL_LINES) -> list[str]:
+    """The last lines that no earlier failure took, newest last: for a NativeError."""
+    return ring.take(n_lines)
 
 
 def receive(level: int, text: bytes | None, user_data: int | None) -> None:

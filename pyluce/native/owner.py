@@ -78,7 +78,7 @@ class Owner:
         ``parent``: the owner that must stay open longer; ``keep``: Python objects whose memory C uses until the free.
         """
         if not address:
-            raise NativeError(f"{constructor} returned NULL for {type(self).__name__}", log.tail())
+            raise NativeError(f"{constructor} returned NULL for {type(self).__name__}", log.take())
         self._parent = parent
         self._handle = Handle(self.thread_guard, address, free, parent._handle if parent is not None else None, keep)
         weakref.finalize(self, self._handle.release).atexit = False

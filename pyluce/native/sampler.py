@@ -155,7 +155,7 @@ class SamplerChain(Owner):
             )
         chosen = array.data[array.selected]
         if chosen.logit == -math.inf:
-            raise NativeError(f"expected a candidate that the steps {self.steps} allow, found none", log.tail())
+            raise NativeError(f"expected a candidate that the steps {self.steps} allow, found none", log.take())
         return int(chosen.id)
 
     @owned_by_thread
@@ -201,7 +201,7 @@ class SamplerChain(Owner):
 
     def _append(self, constructor: str, step: int | None) -> None:
         if not step:
-            raise NativeError(f"{constructor} returned NULL", log.tail())
+            raise NativeError(f"{constructor} returned NULL", log.take())
         llama.llama_sampler_chain_add(self.ptr, step)
 
     def _check_token(self, token: int) -> None:

@@ -101,7 +101,7 @@ def mismatch(found: str, root: Path) -> str | None:
 
 
 def _plain(value: str) -> str:
-    return re.sub(r'["\\\r\n\t]+', " ", value).strip()
+    return re.sub(r'["\\\s]+', " ", value).strip()
 
 
 def _digest(parts: list[bytes]) -> str:

@@ -15,6 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from pyluce.native import ggml, ggml_backend
 from pyluce.native.errors import NativeError
+from pyluce.native.library import load_libraries
 from pyluce.native.owner import Owner
 from pyluce.native.structs import GGML_MAX_DIMS, GGML_MAX_NAME, ggml_init_params, ggml_tensor
 
@@ -26,11 +27,13 @@ class TensorArena(Owner):
     """A ``ggml_context``: the memory that tensor headers and graphs live in, of a fixed size in bytes.
 
     With ``no_alloc`` (the default) the tensors' data live elsewhere: in a ``BackendBuffer`` or where a
-    ``GraphAllocator`` puts them. Raises MemoryError when the memory cannot be had.
+    ``GraphAllocator`` puts them. ``buffers`` holds the buffers made for the arena, so that nothing frees them while the
+    tensors point there. Raises MemoryError when the memory cannot be had.
     """
 
     def __init__(self, mem_bytes: int, no_alloc: bool = True) -> None:
         super().__init__()
+        load_libraries()
         if mem_bytes <= 0:
             raise ValueError(f"expected a positive arena size in bytes, found {mem_bytes}")
         try:
@@ -38,6 +41,7 @@ class TensorArena(Owner):
         except (OSError, OverflowError, ValueError) as error:
             raise MemoryError(f"cannot map {mem_bytes} bytes for tensor headers: {error}") from error
         first = ctypes.c_char.from_buffer(memory)
+        self.buffers: list[Owner] = []
         self.mem_bytes = mem_bytes
         self.no_alloc = no_alloc
         params = ggml_init_params(mem_bytes, ctypes.addressof(first), no_alloc)
@@ -46,6 +50,7 @@ class TensorArena(Owner):
     @classmethod
     def for_counts(cls, n_tensors: int, n_graph_nodes: int = 0) -> TensorArena:
         """An arena for so many tensor headers (views and graph nodes count) and one graph of ``n_graph_nodes``."""
+        load_libraries()
         mem_bytes = (n_tensors + 1) * ggml.ggml_tensor_overhead()
         if n_graph_nodes:
             mem_bytes += ggml.ggml_graph_overhead_custom(n_graph_nodes, False)

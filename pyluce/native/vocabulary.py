@@ -36,13 +36,13 @@ class Vocabulary(Owner):
         params.n_gpu_layers = 0
         model = llama.llama_model_load_from_file(os.fsencode(self.path), params)
         if not model:
-            raise NativeError(f"expected a model file with a vocabulary, libllama cannot read {self.path}", log.tail())
+            raise NativeError(f"expected a model file with a vocabulary, libllama cannot read {self.path}", log.take())
         self._own("llama_model_load_from_file", model, llama.llama_model_free)
         try:
             self._vocab = llama.llama_model_get_vocab(model)
             self.n_tokens = llama.llama_vocab_n_tokens(self._vocab)
             if self.n_tokens <= 0:
-                raise NativeError(f"expected a vocabulary with tokens in {self.path}, found none", log.tail())
+                raise NativeError(f"expected a vocabulary with tokens in {self.path}, found none", log.take())
         except BaseException:
             self.close()
             raise
@@ -121,9 +121,9 @@ class Vocabulary(Owner):
             if count >= 0:
                 return tokens[:count]
             if count == _INT32_MIN:
-                raise NativeError("llama_tokenize: the text has too many tokens", log.tail())
+                raise NativeError("llama_tokenize: the text has too many tokens", log.take())
             if -count <= capacity:
-                raise NativeError(f"llama_tokenize failed ({count})", log.tail())
+                raise NativeError(f"llama_tokenize failed ({count})", log.take())
             capacity = -count
 
     @owned_by_thread
@@ -131,7 +131,8 @@ class Vocabulary(Owner):
         self, tokens: Sequence[int], *, remove_special: bool = False, unparse_special: bool = False
     ) -> bytes:
         """The bytes of a run of tokens (UTF-8, perhaps cut inside a character). ``unparse_special`` spells special
-        tokens; ``remove_special`` drops bos and eos at the ends."""
+        tokens; ``remove_special`` drops bos and eos at the ends. libllama removes spaces before punctuation here when
+        the file's ``tokenizer.ggml.clean_spaces`` is true or absent; the joined ``piece`` bytes are exact."""
         vocab = self.vocab_ptr
         ids = (ctypes.c_int32 * len(tokens))(*(self._checked(token) for token in tokens))
         capacity = len(tokens) * 8 + 16
@@ -141,7 +142,7 @@ class Vocabulary(Owner):
             if count >= 0:
                 return text.raw[:count]
             if -count <= capacity:
-                raise NativeError(f"llama_detokenize failed ({count})", log.tail())
+                raise NativeError(f"llama_detokenize failed ({count})", log.take())
             capacity = -count
 
     @owned_by_thread
@@ -156,7 +157,7 @@ class Vocabulary(Owner):
             if count >= 0:
                 return text.raw[:count]
             if -count <= capacity:
-                raise NativeError(f"llama_token_to_piece failed ({count})", log.tail())
+                raise NativeError(f"llama_token_to_piece failed ({count})", log.take())
             capacity = -count
 
     def text(self, token: int) -> str:

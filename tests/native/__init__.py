@@ -1,0 +1,1 @@
+"""The native binding: declarations against the headers, owners, threads, callbacks, log."""
