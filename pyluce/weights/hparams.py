@@ -265,10 +265,6 @@ def _vocabulary_size(fields: Fields) -> int:
         refuse(fields.path, "tokenizer.ggml.tokens", expected=expected, found=tokens)
     if stated and stated != tokens.length:
         fields.refuse("vocab_size", f"{tokens.length}, the length of tokenizer.ggml.tokens", stated)
-    for key in ("tokenizer.ggml.token_type", "tokenizer.ggml.scores"):
-        values = fields.metadata.get(key)
-        if values is not None and (not isinstance(values, GgufArray) or values.length != tokens.length):
-            refuse(fields.path, key, expected=f"an array of {tokens.length} numbers, one a token", found=values)
     return tokens.length
 
 

@@ -13,12 +13,11 @@ import numpy.typing as npt
 
 from pyluce.weights.catalogue import Mtp, MtpStatus, check_model, check_sidecar
 from pyluce.weights.errors import ModelError, refuse
-from pyluce.weights.gguf_reader import GgufArray, MetaValue
+from pyluce.weights.gguf_reader import MetaValue
 from pyluce.weights.hparams import HParams, read_hparams
 from pyluce.weights.shards import Shard, check_split, shard_paths
 from pyluce.weights.tensors import TensorInfo
-
-_SPECIAL_TOKENS = ("bos", "eos", "eot", "unknown", "padding", "fim_pre", "fim_suf", "fim_mid")
+from pyluce.weights.vocabulary_keys import check_vocabulary
 
 
 class Progress(Protocol):
@@ -107,7 +106,7 @@ def open_model(
         check_split(shards)
         first = str(shards[0].path)
         hparams, warnings = read_hparams(shards[0].metadata, first)
-        warnings += _special_token_warnings(shards[0], hparams) + _trailing_data_warnings(shards)
+        warnings += check_vocabulary(shards[0].metadata, first, hparams.n_vocab) + _trailing_data_warnings(shards)
         catalogue = check_model(first, hparams, _collect(shards, 0))
         warnings += catalogue.warnings
         mtp = catalogue.mtp
@@ -157,17 +156,6 @@ def _discover_sidecar(shards: list[Shard], hparams: HParams, mtp: Mtp, warnings:
             warnings.append(f"{candidate}: not used as MTP sidecar: {error}")
             mtp = Mtp(MtpStatus.INCOMPLETE, reason=str(error), path=str(candidate))
     return mtp
-
-
-def _special_token_warnings(shard: Shard, hparams: HParams) -> list[str]:
-    if not isinstance(shard.metadata.get("tokenizer.ggml.tokens"), GgufArray):
-        return []
-    warnings = []
-    for name in _SPECIAL_TOKENS:
-        value = shard.metadata.get(f"tokenizer.ggml.{name}_token_id")
-        if isinstance(value, int) and not 0 <= value < hparams.n_vocab:
-            warnings.append(f"{shard.path}: {name}_token_id {value} is no token of the {hparams.n_vocab}; ignored")
-    return warnings
 
 
 def _trailing_data_warnings(shards: list[Shard]) -> list[str]:

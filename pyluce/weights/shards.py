@@ -124,6 +124,7 @@ def check_split(shards: list[Shard]) -> None:
         if number != i and not (number is None and len(shards) == 1):
             hint = "A shard was renamed or belongs to another model"
             refuse(shard.path, "split.no", expected=i, found="no such key" if number is None else number, hint=hint)
+    for i, shard in enumerate(shards):
         tensors = _optional_integer(shard, "split.tensors.count")
         if tensors != total and not (tensors is None and (i > 0 or len(shards) == 1)):
             refuse(shard.path, "split.tensors.count", expected=f"{total} (tensors in all shards)", found=tensors)

@@ -1,0 +1,1 @@
+"""Tests of pyluce.weights and of the writer of random models."""
