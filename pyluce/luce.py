@@ -115,9 +115,16 @@ class Luce:
         `options` are the fields of `LoadOptions`. `progress(stage, done, total)` is called on the engine's thread.
         Raises OptionError, ModelError (the file), NativeError (the libraries).
         """
+        return cls.load_with(path, LoadOptions(**options), progress)
+
+    @classmethod
+    def load_with(
+        cls, path: str | os.PathLike[str] | None, options: LoadOptions, progress: Progress | None = None
+    ) -> Luce:
+        """As `load`, with the options as one value."""
         from pyluce.loading import load_engine
 
-        engine, model = load_engine(DEFAULT_MODEL if path is None else Path(path), LoadOptions(**options), progress)
+        engine, model = load_engine(DEFAULT_MODEL if path is None else Path(path), options, progress)
         return cls(engine, model)
 
     def request(self, prompt: str | None = None, **options: Any) -> GenerationRequest:

@@ -1,0 +1,3 @@
+"""The `luce` command."""
+
+from __future__ import annotations

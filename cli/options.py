@@ -1,0 +1,221 @@
+"""Flags that several commands share, each group handed to its command as one checked value."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pyluce.engine import RequestError, SamplingParams
+from pyluce.engine.sampling import MAX_PENALTY_WINDOW, MAX_SEED, MIN_TEMPERATURE
+from pyluce.options import (
+    CHUNK_UNIT,
+    DEFAULT_MAX_CTX,
+    KV_TYPES,
+    MAX_CHUNK,
+    MAX_CTX_LIMIT,
+    MAX_THREADS,
+    LoadOptions,
+    OptionError,
+)
+
+Command = Callable[..., Any]
+
+_LOAD = LoadOptions()
+_SAMPLING = SamplingParams()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFlags:
+    """Which model, how it is loaded, and whether standard error stays quiet."""
+
+    model: Path | None
+    load: LoadOptions
+    quiet: bool
+
+
+_ENGINE = (
+    click.argument("model", required=False, type=click.Path(path_type=Path)),
+    click.option(
+        "--max-ctx",
+        type=click.IntRange(1, MAX_CTX_LIMIT),
+        envvar="LUCE_MAX_CTX",
+        show_envvar=True,
+        help=f"Tokens of prompt and answer together.  [default: {DEFAULT_MAX_CTX}, or what the model was trained for]",
+    ),
+    click.option(
+        "--threads",
+        type=click.IntRange(1, MAX_THREADS),
+        envvar="LUCE_THREADS",
+        show_envvar=True,
+        help="CPU threads.  [default: the CPUs that this process may use]",
+    ),
+    click.option(
+        "--kv-type",
+        type=click.Choice(KV_TYPES),
+        default=_LOAD.kv_type,
+        show_default=True,
+        envvar="LUCE_KV_TYPE",
+        show_envvar=True,
+        help="Type of attention keys and values.",
+    ),
+    click.option(
+        "--chunk",
+        type=click.IntRange(CHUNK_UNIT, MAX_CHUNK),
+        default=_LOAD.chunk,
+        show_default=True,
+        envvar="LUCE_CHUNK",
+        show_envvar=True,
+        help=f"Prompt tokens computed at once, a multiple of {CHUNK_UNIT}.",
+    ),
+    click.option(
+        "--repack/--no-repack",
+        default=_LOAD.repack,
+        show_default=True,
+        envvar="LUCE_REPACK",
+        show_envvar=True,
+        help="Keep a copy of matrices in the layout that this CPU multiplies fastest.",
+    ),
+    click.option(
+        "--chat-template-file",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="A chat template to use instead of the model's own.",
+    ),
+    click.option("-q", "--quiet", is_flag=True, help="Nothing on standard error but warnings and errors."),
+)
+
+_SAMPLERS = (
+    click.option(
+        "--temperature",
+        type=click.FloatRange(0.0, 100.0),
+        default=_SAMPLING.temperature,
+        show_default=True,
+        help=f"0 takes the most probable token, otherwise at least {MIN_TEMPERATURE}.",
+    ),
+    click.option(
+        "--top-k",
+        type=click.IntRange(0),
+        default=_SAMPLING.top_k,
+        show_default=True,
+        help="Draw from the k most probable tokens; 0 is off.",
+    ),
+    click.option(
+        "--top-p",
+        type=click.FloatRange(0.0, 1.0),
+        default=_SAMPLING.top_p,
+        show_default=True,
+        help="Draw from the smallest set with this probability.",
+    ),
+    click.option(
+        "--min-p",
+        type=click.FloatRange(0.0, 1.0),
+        default=_SAMPLING.min_p,
+        show_default=True,
+        help="Draw from tokens at least this probable relative to the best one.",
+    ),
+    click.option(
+        "--repeat-penalty",
+        type=click.FloatRange(0.0, 100.0, min_open=True),
+        default=_SAMPLING.repeat_penalty,
+        show_default=True,
+        help="Make tokens of the last stretch less probable; 1 is off.",
+    ),
+    click.option(
+        "--frequency-penalty",
+        type=click.FloatRange(-2.0, 2.0),
+        default=_SAMPLING.frequency_penalty,
+        show_default=True,
+        help="Lower a token once for each time it was generated.",
+    ),
+    click.option(
+        "--presence-penalty",
+        type=click.FloatRange(-2.0, 2.0),
+        default=_SAMPLING.presence_penalty,
+        show_default=True,
+        help="Lower a token that was generated.",
+    ),
+    click.option(
+        "--penalty-window",
+        type=click.IntRange(0, MAX_PENALTY_WINDOW),
+        default=_SAMPLING.penalty_window,
+        show_default=True,
+        help="How many tokens the penalties look back; 0 is off.",
+    ),
+    click.option(
+        "--seed",
+        type=click.IntRange(0, MAX_SEED),
+        help="Draw the same tokens again.  [default: a new one each time, shown at the end]",
+    ),
+)
+
+
+def engine_options(command: Command) -> Command:
+    """Add the MODEL argument and every flag that says how it is loaded; the command gets `engine: EngineFlags`."""
+
+    @functools.wraps(command)
+    def with_engine(
+        *,
+        model: Path | None,
+        max_ctx: int | None,
+        threads: int | None,
+        kv_type: str,
+        chunk: int,
+        repack: bool,
+        chat_template_file: Path | None,
+        quiet: bool,
+        **rest: Any,
+    ) -> Any:
+        template = read_text_file(chat_template_file, "--chat-template-file") if chat_template_file else None
+        try:
+            load = LoadOptions(max_ctx, threads, kv_type, chunk, repack, template)
+        except OptionError as error:
+            raise click.UsageError(as_flag(error)) from error
+        return command(engine=EngineFlags(model, load, quiet), **rest)
+
+    return _with_flags(with_engine, _ENGINE)
+
+
+def sampling_options(command: Command) -> Command:
+    """Add the flags that say how tokens are chosen; the command gets `sampling: SamplingParams`."""
+
+    @functools.wraps(command)
+    def with_sampling(**given: Any) -> Any:
+        names = [name for name in SamplingParams.__dataclass_fields__ if name in given]
+        try:
+            sampling = SamplingParams(**{name: given.pop(name) for name in names})
+        except RequestError as error:
+            raise click.UsageError(as_flag(error)) from error
+        return command(sampling=sampling, **given)
+
+    return _with_flags(with_sampling, _SAMPLERS)
+
+
+def as_flag(error: Exception) -> str:
+    """A message that begins with a field's name, with the flag's name instead: `max_ctx: ...` is `--max-ctx: ...`."""
+    name, separator, rest = str(error).partition(":")
+    return f"--{name.replace('_', '-')}:{rest}" if separator and name.isidentifier() else str(error)
+
+
+def read_text_file(path: Path, flag: str) -> str:
+    """The text of a UTF-8 file named by a flag."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"{flag}: {path} cannot be read as UTF-8 text: {error}") from error
+
+
+def refuse_together(**given: bool) -> None:
+    """Raise a usage error naming the flags when more than one was given; keywords are flag names with underscores."""
+    names = [f"--{name.replace('_', '-')}" for name, present in given.items() if present]
+    if len(names) > 1:
+        raise click.UsageError(f"{' and '.join(names)} contradict each other: give one of them")
+
+
+def _with_flags(command: Command, flags: tuple[Callable[[Command], Command], ...]) -> Command:
+    for flag in reversed(flags):
+        command = flag(command)
+    return command
