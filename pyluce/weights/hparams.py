@@ -1,7 +1,7 @@
 """The hyper-parameters of a `qwen4exp` model, checked one by one and against each other.
 
-Key names and meanings: `docs` of the model (`qwen4exp.*`). Much of what is refused here loads elsewhere without a word
-and computes something else, for example full-attention layers with a compress ratio of 0 (dense attention).
+Much of what is refused here loads elsewhere without a word and computes something else, for example full-attention
+layers with a compress ratio of 0 (dense attention).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
-from pyluce.weights import ModelError, ModelFile, PleTable, open_model
+from pyluce.weights import ModelError, ModelFile, PleTable, open_model, ple_row_ids
 from pyluce.weights.ggml_types import TYPES_BY_NAME
 from pyluce.weights.tensors import PLE_TABLE
 from tests.weights.conftest import Draft, make_draft
@@ -77,6 +77,19 @@ def test_each_distinct_row_is_read_once(large_path: Path) -> None:
         assert np.array_equal(rows, whole_table(model)[[7, 7, 9, 7, 100, 9]])
         table.gather([7])
         assert table.rows_read == 4, "nothing is cached between calls"
+
+
+def test_a_token_reads_one_row_a_head(large_path: Path) -> None:
+    """The same bytes as in the map, too."""
+    with open_model(large_path) as model, PleTable(model) as table:
+        ple, info = model.hparams.ple, model.tensors[PLE_TABLE]
+        assert ple is not None
+        ids = ple_row_ids(ple, [7], [3, 5])
+        rows = table.gather(ids)
+        assert table.rows_read == ple.n_heads == rows.shape[0]
+        mapped = model.shards[info.shard].mapped[info.offset : info.offset + info.nbytes].view(np.float32)
+        assert np.array_equal(rows, mapped.reshape(-1, table.width)[ids[0]])
+        del mapped
 
 
 def test_neighbours_are_read_together(large_path: Path) -> None:
