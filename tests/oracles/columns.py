@@ -56,7 +56,9 @@ class Reference:
         )
 
     def save(self, path: Path) -> None:
-        arrays = {name: getattr(self, name) for name in ("tokens", "columns", "logits", "best", "best_logit", "log_sum")}
+        arrays = {
+            name: getattr(self, name) for name in ("tokens", "columns", "logits", "best", "best_logit", "log_sum")
+        }
         np.savez_compressed(path, about=np.array(json.dumps(self.about)), **arrays)
 
     @classmethod
