@@ -87,8 +87,8 @@ def format_stamp(pin: str, patches: str, flags: str, compiler: str) -> str:
 def parse_stamp(text: str) -> dict[str, str]:
     """The parts of a stamp line; a part that is absent is absent from the result."""
     marks = list(_PART.finditer(text))
-    ends = [mark.start() for mark in marks[1:]] + [len(text)]
-    return {mark.group(1): text[mark.end() : end] for mark, end in zip(marks, ends, strict=True)}
+    ends = [*(mark.start() for mark in marks[1:]), len(text)]
+    return {mark.group(1): text[mark.end() : end] for mark, end in zip(marks, ends, strict=False)}
 
 
 def mismatch(found: str, root: Path) -> str | None:

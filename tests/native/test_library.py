@@ -99,7 +99,8 @@ def test_one_backend_in_a_process() -> None:
 
 
 def test_a_library_of_other_patches_is_refused(run_python: Run, tree: Path) -> None:
-    done = run_python(REFUSAL.format(root=f"Path({str(tree)!r})"))
+    program = f"import os; os.environ['LUCE_LIBRARY_DIR'] = {str(load_libraries().directory)!r}\n"
+    done = run_python(program + REFUSAL.format(root=f"Path({str(tree)!r})"))
     assert "built from another source. pin: expected" in done.stdout and "found" in done.stdout, done
     assert "`python build.py --backend cpu`" in done.stdout
 
