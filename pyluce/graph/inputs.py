@@ -96,7 +96,9 @@ class InputBuffers:
 class InputWriter:
     """Writes steps of one model. `write` changes no state."""
 
-    def __init__(self, model: ModelFile, pool: StatePool, ple: PleTable | None, on_host: bool) -> None:
+    def __init__(
+        self, model: ModelFile, pool: StatePool, ple: PleTable | None, on_host: bool, stale_ngram: bool = False
+    ) -> None:
         h = model.hparams
         self._hparams = h
         self._model = model
@@ -106,13 +108,17 @@ class InputWriter:
         self._rope = RopeTable(h.rope_dim, h.rope_freq_base)
         self._embedding = model.tensors["token_embd.weight"]
         self._buffers: dict[StepGraph, InputBuffers] = {}
+        self._stale: dict[int, list[int]] | None = {} if stale_ngram else None
 
     def forget(self, graph: StepGraph) -> None:
         """The graph is about to be closed."""
         self._buffers.pop(graph, None)
 
-    def write(self, graph: StepGraph, groups: list[Group], n_rows: int) -> None:
-        """Inputs of a step: each group adds its tokens to its sequence; rows beyond `n_rows` are padding."""
+    def write(self, graph: StepGraph, groups: list[Group], n_rows: int, n_out: int) -> None:
+        """Inputs of a step: each group adds its tokens to its sequence; rows beyond `n_rows` are padding.
+
+        Logits are wanted of the last `n_out` rows; the graph's further logits rows repeat the last.
+        """
         h = self._hparams
         into = self._buffers.get(graph)
         if into is None:
@@ -134,15 +140,25 @@ class InputWriter:
             else:
                 self._rope.fill_block_starts(into.block_rope[at:end], first, h.compress_ratio)
             if into.ple is not None and h.ple is not None and self._ple is not None:
-                ids = ple_row_ids(h.ple, tokens, state.tokens[1 - h.ple.ngram_size :])
+                ids = ple_row_ids(h.ple, tokens, self._previous(state, tokens)[1 - h.ple.ngram_size :])
                 into.ple[at:end] = self._ple.gather(ids).reshape(count, -1)
             at = end
         if len(into.rows) > n_rows:
             self._pad(into, n_rows)
         self._embed(into.embd, [token for _, tokens in groups for token in tokens])
         if into.out_rows is not None:
-            into.out_rows[:] = np.arange(n_rows - len(into.out_rows), n_rows)
+            into.out_rows[:] = n_rows - 1
+            into.out_rows[:n_out] = np.arange(n_rows - n_out, n_rows)
         into.send()
+
+    def _previous(self, state: SequenceState, tokens: list[int]) -> list[int]:
+        """The sequence's tokens so far; under the planted fault, what its slot was given whatever became of it."""
+        if self._stale is None:
+            return state.tokens
+        seen = self._stale.setdefault(state.slot, [])
+        before = list(seen)
+        seen.extend(tokens)
+        return before
 
     def _pad(self, into: InputBuffers, n_rows: int) -> None:
         """Rows that belong to no sequence: slot -1, zero inputs, the scratch cell."""

@@ -15,7 +15,7 @@ CHUNK_UNIT: Final = 16
 
 FAULTS: Final = (
     "batch_variant", "cut_variant", "stale_conv", "stale_ple", "stale_ring", "tie_high", "nan_leak", "scan_order",
-    "thread_variant", "shared_page",
+    "thread_variant", "shared_page", "stale_ngram",
 )  # fmt: skip
 
 

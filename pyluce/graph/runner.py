@@ -95,12 +95,11 @@ class TrunkRunner:
         self._pool.allocator.copy_on_write = fault != "shared_page"
         self._ple = self._owned(PleTable(self.model)) if h.ple is not None else None
         self._allocator = self._owned(GraphAllocator(self._backend))
-        self._inputs = InputWriter(
-            self.model, self._pool, self._ple, on_host=ggml_backend_buft_is_host(self._backend.buffer_type)
-        )
+        on_host = ggml_backend_buft_is_host(self._backend.buffer_type)
+        self._inputs = InputWriter(self.model, self._pool, self._ple, on_host, stale_ngram=fault == "stale_ngram")
         # the largest graph first, so that graph memory does not grow (and retained graphs survive) later
         longest = min(o.chunk_tokens, pad_rows(o.n_ctx))
-        self._graph(GraphKey(Phase.CHUNK, longest, 1, self._span(o.n_ctx)))
+        self._graph(GraphKey(Phase.CHUNK, longest, pad_rows(1), self._span(o.n_ctx)))
 
     def _owned(self, thing: C) -> C:
         self._closers.append(thing)
@@ -188,11 +187,14 @@ class TrunkRunner:
         n_rows = sum(len(tokens) for _, tokens in groups)
         for state, tokens in groups:
             state.begin_write(len(tokens), keeps_rows=phase is Phase.ROW)
-        padded = pad_rows(n_rows) if phase is Phase.CHUNK and self.options.debug_fault != "cut_variant" else n_rows
+        whole_units = phase is Phase.CHUNK and self.options.debug_fault != "cut_variant"
+        padded = pad_rows(n_rows) if whole_units else n_rows
         furthest = max(state.length + len(tokens) for state, tokens in groups)
-        n_out_padded = padded if n_out == n_rows else n_out
+        n_out_padded = (
+            pad_rows(n_out) if whole_units else n_out
+        )  # the head must not see how many rows are wanted either
         graph = self._graph(GraphKey(phase, padded, n_out_padded, self._span(furthest)))
-        self._inputs.write(graph, groups, n_rows)
+        self._inputs.write(graph, groups, n_rows, n_out)
         graph.compute(self._backend)
         logits = None
         if graph.logits is not None:
