@@ -164,7 +164,7 @@ class ChatTemplate:
 
 
 def plain_message(message: Message, index: int) -> dict[str, Any]:
-    """A message as templates expect it: a role, and the content as one string or None.
+    """A message as templates expect it: a role, and the content, if there is any, as one string or None.
 
     Content may be given as a list of text parts; they are joined. Raises TemplateError naming the message and the field.
     """
@@ -174,14 +174,16 @@ def plain_message(message: Message, index: int) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise TemplateError(f"{where}.role: expected a string such as 'user', found {role!r}")
-    content = message.get("content")
+    if "content" not in message:
+        return dict(message)
+    content = message["content"]
     if isinstance(content, (list, tuple)):
         content = "".join(_text_of_part(part, f"{where}.content[{number}]") for number, part in enumerate(content))
     if content is not None and not isinstance(content, str):
         raise TemplateError(
             f"{where}.content: expected a string or a list of text parts, found {type(content).__name__}"
         )
-    return {**message, "role": role, "content": content}
+    return {**message, "content": content}
 
 
 def _text_of_part(part: Any, where: str) -> str:

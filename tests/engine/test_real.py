@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def test_a_setting_that_changes_bits_is_seen(luce: Luce, tiny_model: Path) -> No
 
 
 def test_32_threads_equal_solo(luce: Luce) -> None:
-    prompts = [f"{number % 4} {LONG}" for number in range(32)]
+    prompts = [f"{number % 4} {LONG[:80]}" for number in range(32)]
     alone = {prompt: answer(luce, prompt, max_tokens=4) for prompt in set(prompts)}
     found: list[Any] = [None] * 32
 
@@ -128,8 +129,6 @@ def test_prompts_tokenize_the_same_with_and_without_marks(luce: Luce) -> None:
     assert template is not None
     rendered = template.render([{"role": "system", "content": "é"}, {"role": "user", "content": LONG + " 日本 \n\n x"}])
     whole = luce._engine.call(lambda: luce.tokenizer.encode_prompt(rendered))
-    from dataclasses import replace
-
     split = luce._engine.call(lambda: luce.tokenizer.encode_prompt(replace(rendered, literal=((-1, -1),))))
     assert split == whole
 
@@ -158,7 +157,7 @@ PARAMS = [
 
 @pytest.mark.parametrize("params", PARAMS)
 def test_the_chain_draws_from_the_documented_distribution(params: SamplingParams) -> None:
-    n_vocab, n_draws = 50, 4000
+    n_vocab, n_draws = 50, 2000
     rng = np.random.default_rng(5)
     logits = (2 * rng.standard_normal(n_vocab)).astype(np.float32)
     prompt = [int(token) for token in rng.integers(0, n_vocab, 20)]

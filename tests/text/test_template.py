@@ -108,6 +108,12 @@ def test_text_parts_are_joined() -> None:
     )
 
 
+def test_a_message_without_content_stays_without() -> None:
+    source = "{{ messages[0].content is defined }} {{ messages[1].content is none }}"
+    messages = [{"role": "assistant", "tool_calls": []}, {"role": "assistant", "content": None}]
+    assert render(source, messages) == "False True"
+
+
 def test_deeply_nested_tools_are_an_error_not_a_crash() -> None:
     nested: Any = "x"
     for _ in range(100_000):
