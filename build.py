@@ -61,12 +61,12 @@ def build(root: Path, options: compiling.Options, source: Path | None, report: R
     for tool in ("cmake", "ninja"):
         compiling.find_tool(root, tool)
     prepare_tree(root, stamp, source, report, discard_edits=discard_edits)
-    folder = compiling.configure(root, options, compiler, report)
+    pin = stamp.read_pin(root / "vendor" / "pin.toml")
+    folder = compiling.configure(root, options, compiler, pin["tag"], report)
     line = expected_stamp(root, stamp, options, compiler)
     header = f'// Written by build.py: what this library is built from.\n#define GGML_LUCE_STAMP "{line}"\n'
     _write_if_changed(folder / STAMP_HEADER, header)
     compiling.compile_libraries(root, folder, options, report)
-    pin = stamp.read_pin(root / "vendor" / "pin.toml")
     info = compiling.build_info(folder, options, line, {name: pin[name] for name in ("package", "version", "tag")})
     _write_if_changed(folder / "bin" / stamp.BUILD_INFO_NAME, json.dumps(info, indent=1) + "\n")
 

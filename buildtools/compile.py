@@ -34,9 +34,9 @@ COMMON_SETTINGS = {
     "LLAMA_BUILD_EXAMPLES": "OFF",
     "LLAMA_BUILD_SERVER": "OFF",
     "LLAMA_BUILD_APP": "OFF",
-    "LLAMA_BUILD_NUMBER": "0",
-    # without this the commit of this repository would be compiled in, and every commit would rebuild files
+    # these two keep the commit of this repository out of the libraries: every commit would rebuild files
     "GIT_EXE": "OFF",
+    "LLAMA_BUILD_NUMBER": "0",
 }
 
 
@@ -121,8 +121,11 @@ def hip_compiler(options: Options) -> Path:
     )
 
 
-def configure(root: Path, options: Options, compiler: str, report: Report) -> Path:
-    """Run CMake when the settings, the compiler or its environment changed. Returns ``build/<backend>``."""
+def configure(root: Path, options: Options, compiler: str, tag: str, report: Report) -> Path:
+    """Run CMake when the settings, the compiler or its environment changed. Returns ``build/<backend>``.
+
+    ``tag``: the upstream build, which the libraries give as their commit.
+    """
     build = root / "build" / options.backend
     environment = {name: os.environ[name] for name in COMPILER_VARIABLES if name in os.environ}
     before = _read_json(build / CONFIGURE_NAME)
@@ -132,7 +135,7 @@ def configure(root: Path, options: Options, compiler: str, report: Report) -> Pa
         before = {}
     bench = options.bench or bool(before.get("bench"))
     settings = COMMON_SETTINGS | options.code_settings() | _toolchain_settings(options)
-    settings |= {"LLAMA_BUILD_COMMON": _on(bench), "LLAMA_BUILD_TOOLS": _on(bench)}
+    settings |= {"LLAMA_BUILD_COMMON": _on(bench), "LLAMA_BUILD_TOOLS": _on(bench), "LLAMA_BUILD_COMMIT": tag}
     now = {"compiler": compiler, "environment": environment, "bench": bench, "settings": settings}
     if before == now and (build / "build.ninja").is_file():
         return build

@@ -198,7 +198,8 @@ class TrunkRunner:
         graph.compute(self._backend)
         logits = None
         if graph.logits is not None:
-            logits = tensor_get(graph.logits, np.float32, (n_out_padded, self.vocab_size))[:n_out]
+            first = n_rows - n_out if graph.inputs.out_rows is None else 0
+            logits = tensor_get(graph.logits, np.float32, (n_out_padded, self.vocab_size))[first : first + n_out]
         for state, tokens in groups:
             state.commit(tokens)
         return logits

@@ -6,12 +6,15 @@
 Each annotation is the name of an alias below (or of a ``ctypes.Structure``), so the signature is written once, for mypy
 and for ctypes. The decorated name *is* the ctypes function: a call goes straight to C. It may be imported before the
 libraries are loaded; until ``bind`` has run, calling it raises NativeError.
+
+A ``function`` lets other Python threads run while it does. A ``quick`` function keeps the interpreter lock: building
+20,000 ops then takes 0.04 s instead of 0.05 s alone, and 0.06 to 0.10 s instead of 0.15 to 0.20 s beside a busy thread.
 """
 
 from __future__ import annotations
 
 import ctypes
-from _ctypes import FUNCFLAG_CDECL, CFuncPtr
+from _ctypes import FUNCFLAG_CDECL, FUNCFLAG_PYTHONAPI, CFuncPtr
 from collections.abc import Callable
 from typing import Annotated, Any, TypeAlias, TypeVar, get_args
 
@@ -41,10 +44,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class CFunction(CFuncPtr):
-    """A bound C function."""
+    """A bound C function that other Python threads run beside."""
 
     __name__: str
     _flags_ = FUNCFLAG_CDECL
+    _restype_ = ctypes.c_int
+
+
+class QuickFunction(CFunction):
+    """A bound C function that takes microseconds and never waits."""
+
+    _flags_ = FUNCFLAG_CDECL | FUNCFLAG_PYTHONAPI
     _restype_ = ctypes.c_int
 
 
@@ -64,14 +74,23 @@ class UnboundFunction(CFunction):
 class Declaration:
     """One declared function: its library, name, result type (None for void) and argument types."""
 
-    __slots__ = ("library", "name", "result", "arguments", "pointer")
+    __slots__ = ("arguments", "bound_class", "library", "name", "pointer", "result")
 
-    def __init__(self, library: str, name: str, result: Any, arguments: list[Any], pointer: CFunction) -> None:
+    def __init__(
+        self,
+        library: str,
+        name: str,
+        result: Any,
+        arguments: list[Any],
+        pointer: CFunction,
+        bound_class: type[CFunction],
+    ) -> None:
         self.library = library
         self.name = name
         self.result = result
         self.arguments = arguments
         self.pointer = pointer
+        self.bound_class = bound_class
 
 
 declarations: dict[str, Declaration] = {}
@@ -80,7 +99,15 @@ _loaded: dict[str, ctypes.CDLL] = {}
 
 def function(library: str) -> Callable[[F], F]:
     """Declare the decorated stub as the C function of that name in ``lib<library>.so``."""
+    return _declarer(library, CFunction)
 
+
+def quick(library: str) -> Callable[[F], F]:
+    """Like ``function``, for a C function that takes microseconds and never waits."""
+    return _declarer(library, QuickFunction)
+
+
+def _declarer(library: str, bound_class: type[CFunction]) -> Callable[[F], F]:
     def declare(stub: F) -> F:
         names = dict(stub.__annotations__)
         result = _ctype(names.pop("return"), stub)
@@ -90,7 +117,7 @@ def function(library: str) -> Callable[[F], F]:
         pointer.__doc__ = stub.__doc__
         pointer.restype = result
         pointer.argtypes = arguments
-        entry = Declaration(library, stub.__name__, result, arguments, pointer)
+        entry = Declaration(library, stub.__name__, result, arguments, pointer, bound_class)
         declarations[entry.name] = entry
         if library in _loaded:
             _bind_one(entry, _loaded[library])
@@ -120,7 +147,7 @@ def _bind_one(entry: Declaration, library: ctypes.CDLL) -> None:
         ) from None
     address = ctypes.cast(symbol, ctypes.c_void_p).value
     ctypes.c_void_p.from_address(ctypes.addressof(entry.pointer)).value = address
-    entry.pointer.__class__ = CFunction
+    entry.pointer.__class__ = entry.bound_class
 
 
 def _ctype(annotation: Any, stub: Callable[..., Any]) -> Any:

@@ -8,7 +8,7 @@ the process on a wrong shape, so shapes are checked before it is called.
 
 from __future__ import annotations
 
-from pyluce.native.declare import F32, I32, I64, Bool, Int, OptPtr, OptStr, Out, Ptr, Size, Str, function
+from pyluce.native.declare import F32, I32, I64, Bool, Int, OptPtr, OptStr, Out, Ptr, Size, Str, function, quick
 from pyluce.native.structs import GGML_ROPE_TYPE_IMROPE as GGML_ROPE_TYPE_IMROPE
 from pyluce.native.structs import GGML_ROPE_TYPE_MROPE as GGML_ROPE_TYPE_MROPE
 from pyluce.native.structs import GGML_ROPE_TYPE_NEOX as GGML_ROPE_TYPE_NEOX
@@ -27,40 +27,40 @@ BASE = "ggml-base"
 # library
 
 
-@function(BASE)
+@quick(BASE)
 def ggml_version() -> Str: ...
-@function(BASE)
+@quick(BASE)
 def ggml_commit() -> Str: ...
-@function(BASE)
+@quick(BASE)
 def ggml_status_to_string(status: Int) -> Str: ...
-@function(BASE)
+@quick(BASE)
 def ggml_set_abort_callback(callback: Out) -> OptPtr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_log_set(log_callback: Out, user_data: OptPtr) -> None: ...
-@function(BASE)
+@quick(BASE)
 def ggml_time_init() -> None: ...
-@function(BASE)
+@quick(BASE)
 def ggml_time_us() -> I64: ...
 
 
 # types
 
 
-@function(BASE)
+@quick(BASE)
 def ggml_blck_size(type: Int) -> I64: ...
-@function(BASE)
+@quick(BASE)
 def ggml_type_size(type: Int) -> Size: ...
-@function(BASE)
+@quick(BASE)
 def ggml_row_size(type: Int, ne: I64) -> Size: ...
-@function(BASE)
+@quick(BASE)
 def ggml_type_name(type: Int) -> OptStr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_is_quantized(type: Int) -> Bool: ...
-@function(BASE)
+@quick(BASE)
 def ggml_get_type_traits(type: Int) -> Ptr: ...
 @function(BASE)
 def ggml_validate_row_data(type: Int, data: Ptr, nbytes: Size) -> Bool: ...
-@function(BASE)
+@quick(BASE)
 def ggml_quantize_requires_imatrix(type: Int) -> Bool: ...
 @function(BASE)
 def ggml_quantize_chunk(
@@ -75,266 +75,266 @@ def ggml_quantize_free() -> None: ...
 
 @function(BASE)
 def ggml_init(params: ggml_init_params) -> OptPtr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_reset(ctx: Ptr) -> None: ...
 @function(BASE)
 def ggml_free(ctx: OptPtr) -> None: ...
-@function(BASE)
+@quick(BASE)
 def ggml_used_mem(ctx: Ptr) -> Size: ...
-@function(BASE)
+@quick(BASE)
 def ggml_get_mem_size(ctx: Ptr) -> Size: ...
-@function(BASE)
+@quick(BASE)
 def ggml_tensor_overhead() -> Size: ...
-@function(BASE)
+@quick(BASE)
 def ggml_new_tensor(ctx: Ptr, type: Int, n_dims: Int, ne: Out) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_new_tensor_1d(ctx: Ptr, type: Int, ne0: I64) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_new_tensor_2d(ctx: Ptr, type: Int, ne0: I64, ne1: I64) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_new_tensor_3d(ctx: Ptr, type: Int, ne0: I64, ne1: I64, ne2: I64) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_new_tensor_4d(ctx: Ptr, type: Int, ne0: I64, ne1: I64, ne2: I64, ne3: I64) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_dup_tensor(ctx: Ptr, src: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_view_tensor(ctx: Ptr, src: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_get_first_tensor(ctx: Ptr) -> OptPtr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_get_next_tensor(ctx: Ptr, tensor: Ptr) -> OptPtr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_get_tensor(ctx: Ptr, name: Str) -> OptPtr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_get_data(tensor: Ptr) -> OptPtr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_get_name(tensor: Ptr) -> Str: ...
-@function(BASE)
+@quick(BASE)
 def ggml_set_name(tensor: Ptr, name: Str) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_set_input(tensor: Ptr) -> None: ...
-@function(BASE)
+@quick(BASE)
 def ggml_set_output(tensor: Ptr) -> None: ...
-@function(BASE)
+@quick(BASE)
 def ggml_nelements(tensor: Ptr) -> I64: ...
-@function(BASE)
+@quick(BASE)
 def ggml_nrows(tensor: Ptr) -> I64: ...
-@function(BASE)
+@quick(BASE)
 def ggml_nbytes(tensor: Ptr) -> Size: ...
-@function(BASE)
+@quick(BASE)
 def ggml_n_dims(tensor: Ptr) -> Int: ...
-@function(BASE)
+@quick(BASE)
 def ggml_element_size(tensor: Ptr) -> Size: ...
-@function(BASE)
+@quick(BASE)
 def ggml_is_contiguous(tensor: Ptr) -> Bool: ...
-@function(BASE)
+@quick(BASE)
 def ggml_are_same_shape(t0: Ptr, t1: Ptr) -> Bool: ...
-@function(BASE)
+@quick(BASE)
 def ggml_op_name(op: Int) -> Str: ...
-@function(BASE)
+@quick(BASE)
 def ggml_op_desc(t: Ptr) -> Str: ...
 
 
 # graphs
 
 
-@function(BASE)
+@quick(BASE)
 def ggml_new_graph_custom(ctx: Ptr, size: Size, grads: Bool) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_graph_overhead_custom(size: Size, grads: Bool) -> Size: ...
-@function(BASE)
+@quick(BASE)
 def ggml_build_forward_expand(cgraph: Ptr, tensor: Ptr) -> None: ...
-@function(BASE)
+@quick(BASE)
 def ggml_graph_clear(cgraph: Ptr) -> None: ...
-@function(BASE)
+@quick(BASE)
 def ggml_graph_size(cgraph: Ptr) -> Int: ...
-@function(BASE)
+@quick(BASE)
 def ggml_graph_node(cgraph: Ptr, i: Int) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_graph_n_nodes(cgraph: Ptr) -> Int: ...
-@function(BASE)
+@quick(BASE)
 def ggml_graph_get_tensor(cgraph: Ptr, name: Str) -> OptPtr: ...
 
 
 # Element-wise
 
 
-@function(BASE)
+@quick(BASE)
 def ggml_dup(ctx: Ptr, a: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_add(ctx: Ptr, a: Ptr, b: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_add_inplace(ctx: Ptr, a: Ptr, b: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_sub(ctx: Ptr, a: Ptr, b: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_mul(ctx: Ptr, a: Ptr, b: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_mul_inplace(ctx: Ptr, a: Ptr, b: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_div(ctx: Ptr, a: Ptr, b: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_sqr(ctx: Ptr, a: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_sqrt(ctx: Ptr, a: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_log(ctx: Ptr, a: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_exp(ctx: Ptr, a: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_neg(ctx: Ptr, a: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_abs(ctx: Ptr, a: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_tanh(ctx: Ptr, a: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_relu(ctx: Ptr, a: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_gelu(ctx: Ptr, a: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_silu(ctx: Ptr, a: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_sigmoid(ctx: Ptr, a: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_softplus(ctx: Ptr, a: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_scale(ctx: Ptr, a: Ptr, s: F32) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_scale_inplace(ctx: Ptr, a: Ptr, s: F32) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_scale_bias(ctx: Ptr, a: Ptr, s: F32, b: F32) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_clamp(ctx: Ptr, a: Ptr, min: F32, max: F32) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_fill(ctx: Ptr, a: Ptr, c: F32) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_arange(ctx: Ptr, start: F32, stop: F32, step: F32) -> Ptr: ...
 
 
 # Gated units: *_split take the gate in a and the value in b; the others take both halves of a row of a
 
 
-@function(BASE)
+@quick(BASE)
 def ggml_swiglu(ctx: Ptr, a: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_swiglu_swapped(ctx: Ptr, a: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_swiglu_split(ctx: Ptr, a: Ptr, b: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_swiglu_oai(ctx: Ptr, a: Ptr, b: Ptr, alpha: F32, limit: F32) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_swiglu_clamp(ctx: Ptr, a: Ptr, b: Ptr, limit: F32) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_geglu_split(ctx: Ptr, a: Ptr, b: Ptr) -> Ptr: ...
 
 
 # Norms and reductions along axis 0
 
 
-@function(BASE)
+@quick(BASE)
 def ggml_norm(ctx: Ptr, a: Ptr, eps: F32) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_rms_norm(ctx: Ptr, a: Ptr, eps: F32) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_l2_norm(ctx: Ptr, a: Ptr, eps: F32) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_sum(ctx: Ptr, a: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_sum_rows(ctx: Ptr, a: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_mean(ctx: Ptr, a: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_cumsum(ctx: Ptr, a: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_soft_max(ctx: Ptr, a: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_soft_max_ext(ctx: Ptr, a: Ptr, mask: OptPtr, scale: F32, max_bias: F32) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_argmax(ctx: Ptr, a: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_argsort(ctx: Ptr, a: Ptr, order: Int) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_argsort_top_k(ctx: Ptr, a: Ptr, k: Int) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_top_k(ctx: Ptr, a: Ptr, k: Int) -> Ptr: ...
 
 
 # Matrix products: a [K, N, ...], b [K, M, ...] -> [N, M, ...]
 
 
-@function(BASE)
+@quick(BASE)
 def ggml_mul_mat(ctx: Ptr, a: Ptr, b: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_mul_mat_id(ctx: Ptr, as_: Ptr, b: Ptr, ids: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_prec_set_acc(a: Ptr, prec: Int) -> Bool: ...
-@function(BASE)
+@quick(BASE)
 def ggml_prec_set_src(a: Ptr, prec: Int, idx: Int) -> Bool: ...
-@function(BASE)
+@quick(BASE)
 def ggml_out_prod(ctx: Ptr, a: Ptr, b: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_add_id(ctx: Ptr, a: Ptr, b: Ptr, ids: Ptr) -> Ptr: ...
 
 
 # Rows, copies and shapes
 
 
-@function(BASE)
+@quick(BASE)
 def ggml_get_rows(ctx: Ptr, a: Ptr, b: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_set_rows(ctx: Ptr, a: Ptr, b: Ptr, c: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_cpy(ctx: Ptr, a: Ptr, b: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_cast(ctx: Ptr, a: Ptr, type: Int) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_cont(ctx: Ptr, a: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_cont_1d(ctx: Ptr, a: Ptr, ne0: I64) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_cont_2d(ctx: Ptr, a: Ptr, ne0: I64, ne1: I64) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_cont_3d(ctx: Ptr, a: Ptr, ne0: I64, ne1: I64, ne2: I64) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_cont_4d(ctx: Ptr, a: Ptr, ne0: I64, ne1: I64, ne2: I64, ne3: I64) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_reshape(ctx: Ptr, a: Ptr, b: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_reshape_1d(ctx: Ptr, a: Ptr, ne0: I64) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_reshape_2d(ctx: Ptr, a: Ptr, ne0: I64, ne1: I64) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_reshape_3d(ctx: Ptr, a: Ptr, ne0: I64, ne1: I64, ne2: I64) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_reshape_4d(ctx: Ptr, a: Ptr, ne0: I64, ne1: I64, ne2: I64, ne3: I64) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_view_1d(ctx: Ptr, a: Ptr, ne0: I64, offset: Size) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_view_2d(ctx: Ptr, a: Ptr, ne0: I64, ne1: I64, nb1: Size, offset: Size) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_view_3d(ctx: Ptr, a: Ptr, ne0: I64, ne1: I64, ne2: I64, nb1: Size, nb2: Size, offset: Size) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_view_4d(
     ctx: Ptr, a: Ptr, ne0: I64, ne1: I64, ne2: I64, ne3: I64, nb1: Size, nb2: Size, nb3: Size, offset: Size
 ) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_permute(ctx: Ptr, a: Ptr, axis0: Int, axis1: Int, axis2: Int, axis3: Int) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_transpose(ctx: Ptr, a: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_concat(ctx: Ptr, a: Ptr, b: Ptr, dim: Int) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_repeat(ctx: Ptr, a: Ptr, b: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_repeat_4d(ctx: Ptr, a: Ptr, ne0: I64, ne1: I64, ne2: I64, ne3: I64) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_pad(ctx: Ptr, a: Ptr, p0: Int, p1: Int, p2: Int, p3: Int) -> Ptr: ...
 
 
 # Positions, attention, recurrence, hyper-connections
 
 
-@function(BASE)
+@quick(BASE)
 def ggml_rope_ext(
     ctx: Ptr,
     a: Ptr,
@@ -350,7 +350,7 @@ def ggml_rope_ext(
     beta_fast: F32,
     beta_slow: F32,
 ) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_rope_multi(
     ctx: Ptr,
     a: Ptr,
@@ -367,27 +367,27 @@ def ggml_rope_multi(
     beta_fast: F32,
     beta_slow: F32,
 ) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_rope_set_offset(a: Ptr, n_offs: Int) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_diag_mask_inf(ctx: Ptr, a: Ptr, n_past: Int) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_flash_attn_ext(
     ctx: Ptr, q: Ptr, k: Ptr, v: Ptr, mask: OptPtr, scale: F32, max_bias: F32, logit_softcap: F32
 ) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_flash_attn_ext_set_n_kv_max(a: Ptr, n_kv_max: I32) -> None: ...
-@function(BASE)
+@quick(BASE)
 def ggml_ssm_conv(ctx: Ptr, sx: Ptr, c: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_gated_delta_net(ctx: Ptr, q: Ptr, k: Ptr, v: Ptr, g: Ptr, beta: Ptr, state: Ptr, K: I64) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_lightning_indexer(ctx: Ptr, q: Ptr, k: Ptr, weights: Ptr, mask: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_dsv4_hc_comb(ctx: Ptr, mixes: Ptr, scale: Ptr, base: Ptr, eps: F32, n_iter: I32) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_dsv4_hc_pre(ctx: Ptr, x: Ptr, weights: Ptr) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_dsv4_hc_pre_gated(ctx: Ptr, x: Ptr, gate: Ptr, scale: F32) -> Ptr: ...
-@function(BASE)
+@quick(BASE)
 def ggml_dsv4_hc_post(ctx: Ptr, x: Ptr, residual: Ptr, post: Ptr, comb: OptPtr) -> Ptr: ...

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pyluce.native import gguf, log
-from pyluce.native.errors import NativeError
+from pyluce.native import gguf
 from pyluce.native.gguf import GGUFType
 from pyluce.native.library import load_libraries
 from pyluce.native.owner import Owner
@@ -55,9 +54,8 @@ class GgufFile(Owner):
             raise FileNotFoundError(f"expected a GGUF file, found nothing at {self.path}")
         params = gguf.gguf_init_params(True, None)
         pointer = gguf.gguf_init_from_file(os.fsencode(self.path), params)
-        if not pointer:
-            raise NativeError(f"expected a GGUF file, ggml cannot read {self.path}", log.take())
-        self._own("gguf_init_from_file", pointer, gguf.gguf_free)
+        failure = f"expected a GGUF file, ggml cannot read {self.path}"
+        self._own("gguf_init_from_file", pointer, gguf.gguf_free, failure=failure)
 
     @property
     def version(self) -> int:

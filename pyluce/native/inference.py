@@ -44,15 +44,9 @@ class LlamaModel(Owner):
             )
             params.progress_callback = ctypes.cast(callback, ctypes.c_void_p)
         pointer = llama.llama_model_load_from_file(os.fsencode(self.path), params)
-        try:
-            callbacks.raise_pending()
-        except BaseException:
-            llama.llama_model_free(pointer)
-            raise
-        if not pointer:
-            raise NativeError(f"libllama cannot load the model {self.path}", log.take())
-        self._own("llama_model_load_from_file", pointer, llama.llama_model_free)
-        self.n_vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(pointer))
+        failure = f"libllama cannot load the model {self.path}"
+        address = self._own("llama_model_load_from_file", pointer, llama.llama_model_free, failure=failure)
+        self.n_vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(address))
 
 
 class LlamaContext(Owner):

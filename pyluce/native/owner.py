@@ -14,8 +14,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
-from pyluce.native import callbacks as _callbacks  # noqa: F401  (its exit hook must run after ours)
-from pyluce.native import log
+from pyluce.native import callbacks, log
 from pyluce.native.errors import ClosedError, NativeError
 from pyluce.native.thread import ThreadGuard
 
@@ -72,16 +71,25 @@ class Owner:
         *,
         parent: Owner | None = None,
         keep: Any = None,
+        failure: str = "",
     ) -> int:
         """Take over ``address``; NULL raises NativeError naming the constructor, with the tail of the native log.
 
-        ``parent``: the owner that must stay open longer; ``keep``: Python objects whose memory C uses until the free.
+        ``parent``: the owner that must stay open longer; ``keep``: Python objects whose memory C uses until the free;
+        ``failure``: what NULL means, for the message. An interrupt inside a callback of the constructor is raised here.
         """
         if not address:
-            raise NativeError(f"{constructor} returned NULL for {type(self).__name__}", log.take())
+            callbacks.raise_pending()
+            reason = f": {failure}" if failure else ""
+            raise NativeError(f"{constructor} returned NULL for {type(self).__name__}{reason}", log.take())
         self._parent = parent
         self._handle = Handle(self.thread_guard, address, free, parent._handle if parent is not None else None, keep)
         weakref.finalize(self, self._handle.release).atexit = False
+        try:
+            callbacks.raise_pending()
+        except BaseException:
+            self.close()
+            raise
         return address
 
     def _keep_alive(self, kept: Any) -> None:
@@ -126,4 +134,4 @@ def close_all() -> None:
             handle.release()
 
 
-atexit.register(close_all)
+atexit.register(close_all)  # runs before the exit hook of callbacks.py, which was registered earlier

@@ -35,11 +35,10 @@ class Vocabulary(Owner):
         params.vocab_only = True
         params.n_gpu_layers = 0
         model = llama.llama_model_load_from_file(os.fsencode(self.path), params)
-        if not model:
-            raise NativeError(f"expected a model file with a vocabulary, libllama cannot read {self.path}", log.take())
-        self._own("llama_model_load_from_file", model, llama.llama_model_free)
+        failure = f"expected a model file with a vocabulary, libllama cannot read {self.path}"
+        address = self._own("llama_model_load_from_file", model, llama.llama_model_free, failure=failure)
         try:
-            self._vocab = llama.llama_model_get_vocab(model)
+            self._vocab = llama.llama_model_get_vocab(address)
             self.n_tokens = llama.llama_vocab_n_tokens(self._vocab)
             if self.n_tokens <= 0:
                 raise NativeError(f"expected a vocabulary with tokens in {self.path}, found none", log.take())

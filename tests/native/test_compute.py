@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -136,6 +138,35 @@ def test_a_kept_graph_is_replayed_with_new_inputs(backend: Backend) -> None:
             tensor_set(x, values)
             backend.compute(graph)
             assert np.array_equal(tensor_get(out, np.float32, 16), values * 2)
+
+
+def test_other_threads_run_while_a_graph_computes(backend: Backend) -> None:
+    gaps: list[float] = []
+    stop = threading.Event()
+
+    def tick() -> None:
+        last = time.perf_counter()
+        while not stop.is_set():
+            time.sleep(0.002)
+            now = time.perf_counter()
+            gaps.append(now - last)
+            last = now
+
+    with TensorArena.for_counts(8, 8) as arena, GraphAllocator(backend) as allocator:
+        a = arena.new_tensor(GGMLType.F32, [2048, 2048], "a")
+        ggml_graph = Graph(arena, 8)
+        ggml_graph.expand(g.ggml_mul_mat(arena.ptr, a, a))
+        allocator.alloc(ggml_graph)
+        tensor_set(a, np.ones((2048, 2048), np.float32))
+        thread = threading.Thread(target=tick)
+        thread.start()
+        begin = time.perf_counter()
+        backend.compute(ggml_graph)
+        took = time.perf_counter() - begin
+        stop.set()
+        thread.join()
+    assert took > 0.1 and len(gaps) > took / 0.05, f"{len(gaps)} ticks in {took:.3f} s"
+    assert max(gaps) < took / 2
 
 
 @pytest.mark.parametrize("array", [np.zeros(3, np.float32), np.zeros(5, np.float32), np.zeros(4, np.float64)])

@@ -152,7 +152,9 @@ def test_a_damaged_library_is_an_error(run_python: Run, tmp_path: Path) -> None:
 
 def test_a_missing_symbol_names_itself() -> None:
     handle = load_libraries().handles["ggml"]
-    entry = declare.Declaration("ggml", "ggml_no_such_function", None, [], declare.UnboundFunction(0))
+    entry = declare.Declaration(
+        "ggml", "ggml_no_such_function", None, [], declare.UnboundFunction(0), declare.CFunction
+    )
     with pytest.raises(NativeError, match="expected the function ggml_no_such_function in .*libggml.so, found none"):
         declare._bind_one(entry, handle)
 
@@ -167,7 +169,7 @@ def test_an_unknown_annotation_is_refused() -> None:
 def test_declared_names_are_plain_c_functions() -> None:
     load_libraries()
     for entry in declare.declarations.values():
-        assert type(entry.pointer) is declare.CFunction, entry.name
+        assert type(entry.pointer) in (declare.CFunction, declare.QuickFunction), entry.name
 
 
 def test_environment_directory_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

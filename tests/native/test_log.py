@@ -174,6 +174,15 @@ def test_an_interrupt_inside_a_callback_is_raised_after_the_call(backend: Backen
         callbacks.raise_pending()
 
 
+def test_an_interrupt_while_a_model_loads_frees_it(llama_path: object) -> None:
+    def interrupt(_fraction: float) -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        LlamaModel(str(llama_path), progress=interrupt)
+    LlamaModel(str(llama_path)).close()
+
+
 def test_progress_callback_counts_cancels_and_may_raise(llama_path: object) -> None:
     seen: list[float] = []
 
