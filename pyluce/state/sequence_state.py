@@ -85,9 +85,12 @@ class SequenceState:
         if self._oldest > self.length:
             raise RuntimeError("a step of this sequence failed and its state is lost; clear it and prefill it again")
         end = self.length + count
-        for source, target in self._pool.allocator.prepare_write(self._table, self.length, end - 1):
+        n_pages = len(self._table.pages)
+        copies = self._pool.allocator.prepare_write(self._table, self.length, end - 1)
+        for source, target in copies:
             self._pool.copy_page(source, target)
-        self._pool.publish_pages(self.slot, self._table.pages)
+        if copies or len(self._table.pages) != n_pages:
+            self._pool.publish_pages(self.slot, self._table.pages)
         self._oldest = max(self._oldest, end - self._pool.options.reach) if keeps_rows else end
 
     def commit(self, tokens: list[int]) -> None:

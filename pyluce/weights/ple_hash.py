@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from pyluce.weights.hparams import PleParams
+
+FEW_TOKENS: Final = 4
+"""Up to this many tokens plain integers are faster than numpy."""
 
 
 def ple_row_ids(ple: PleParams, tokens: npt.ArrayLike, previous: Sequence[int] = ()) -> npt.NDArray[np.int64]:
@@ -19,6 +23,8 @@ def ple_row_ids(ple: PleParams, tokens: npt.ArrayLike, previous: Sequence[int] =
     in 64-bit arithmetic that wraps: mixed = XOR over j < n of ctx[j] * multipliers[j]; each head h of that n reads row
     mixed mod head_vocab_sizes[h] + head_offsets[h].
     """
+    if isinstance(tokens, list) and 0 < len(tokens) <= FEW_TOKENS:
+        return _few_row_ids(ple, tokens, previous)
     own = np.asarray(tokens)
     if own.ndim != 1 or (own.size and not np.issubdtype(own.dtype, np.integer)):
         raise ValueError(f"tokens: expected a list of integers, found {own.dtype} of shape {own.shape}")
@@ -43,3 +49,26 @@ def ple_row_ids(ple: PleParams, tokens: npt.ArrayLike, previous: Sequence[int] =
         offsets = np.array(ple.head_offsets[heads], np.int64)
         rows[:, heads] = (mixed[:, None] % sizes).astype(np.int64) + offsets
     return rows
+
+
+def _few_row_ids(ple: PleParams, tokens: list[int], previous: Sequence[int]) -> npt.NDArray[np.int64]:
+    """`ple_row_ids` for the tokens of a decode step."""
+    n_back, eos, wrap = ple.ngram_size - 1, ple.eos_token_id, (1 << 64) - 1
+    history = [int(t) for t in previous][-n_back:]
+    rows = []
+    for token in tokens:
+        if not isinstance(token, (int, np.integer)):
+            raise ValueError(f"tokens: expected a list of integers, found {type(token).__name__}")
+        if token < 0:
+            raise ValueError(f"tokens: expected ids from 0 on, found {token}")
+        mixed = (int(token) * ple.multipliers[0]) & wrap
+        cut, head = False, 0
+        for back in range(1, ple.ngram_size):
+            context = history[-back] if back <= len(history) else eos
+            cut = cut or context == eos or context < 0
+            mixed ^= ((eos if cut else context) * ple.multipliers[back]) & wrap
+            for _ in range(ple.heads_per_ngram):
+                rows.append(mixed % ple.head_vocab_sizes[head] + ple.head_offsets[head])
+                head += 1
+        history.append(int(token))
+    return np.array(rows, np.int64).reshape(len(tokens), ple.n_heads)

@@ -60,6 +60,8 @@ class PleTable:
         wanted = np.asarray(row_ids, np.int64).reshape(-1)
         if not wanted.size:
             return np.empty((0, self.width), np.float32)
+        if wanted.size <= SERIAL_ROWS:
+            return self._gather_few(wanted.tolist())
         distinct, position = np.unique(wanted, return_inverse=True)
         if distinct[0] < 0 or distinct[-1] >= self.n_rows:
             bad = int(distinct[0] if distinct[0] < 0 else distinct[-1])
@@ -69,6 +71,27 @@ class PleTable:
         self.rows_requested += wanted.size
         self.rows_read += distinct.size
         return self._decode(raw, self.width)[position.reshape(-1)]
+
+    def _gather_few(self, wanted: list[int]) -> npt.NDArray[np.float32]:
+        """`gather` for the rows of a decode step, where a numpy call costs as much as a read."""
+        distinct = sorted(set(wanted))
+        if distinct[0] < 0 or distinct[-1] >= self.n_rows:
+            bad = distinct[0] if distinct[0] < 0 else distinct[-1]
+            raise IndexError(f"row of the PLE table: expected 0 to {self.n_rows - 1}, found {bad}")
+        raw = np.empty((len(distinct), self.row_bytes), np.uint8)
+        start = 0
+        for end in range(1, len(distinct) + 1):
+            if end == len(distinct) or distinct[end] != distinct[end - 1] + 1:
+                self._read_run(distinct[start], raw[start:end].reshape(-1))
+                self.reads += 1
+                start = end
+        self.rows_requested += len(wanted)
+        self.rows_read += len(distinct)
+        values = self._decode(raw, self.width)
+        if distinct == wanted:
+            return values
+        place = {row: i for i, row in enumerate(distinct)}
+        return values[[place[row] for row in wanted]]
 
     def _read_all(self, rows: npt.NDArray[np.int64], raw: npt.NDArray[np.uint8]) -> int:
         """Fill `raw` [n, row_bytes] with the ascending `rows`; the work is split by the workers that really run."""
