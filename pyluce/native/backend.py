@@ -12,21 +12,36 @@ from pyluce.native.errors import NativeError
 from pyluce.native.ggml_backend import BackendBufferUsage, BackendDevType
 from pyluce.native.library import load_libraries
 from pyluce.native.owner import Owner
-from pyluce.native.structs import ABORT_CALLBACK, GGMLStatus
+from pyluce.native.structs import ABORT_CALLBACK, GGML_MAX_N_THREADS, GGMLStatus
 from pyluce.native.tensors import Graph, TensorArena
 
 
 class Backend(Owner):
-    """The CPU device with a number of threads. Graphs are computed on it by the thread that made it."""
+    """The CPU device with a number of threads. Graphs are computed on it by the thread that made it.
 
-    def __init__(self, name: str = "cpu", n_threads: int = 1) -> None:
+    With more than one thread the workers are kept from graph to graph, and spin between graphs for a while that ``poll``
+    sets (0 none, 100 longest). Measured on 2 busy cores, 600 small ops, 2 threads: 2 ms with kept workers, 50 to 130 ms
+    with ggml's default of new workers for every graph.
+    """
+
+    def __init__(self, name: str = "cpu", n_threads: int = 1, poll: int = 50) -> None:
         super().__init__()
         if name != "cpu":
             raise ValueError(f"expected the device 'cpu', found {name!r}; other devices are not built yet")
         load_libraries()
+        if not 0 <= poll <= 100:
+            raise ValueError(f"expected a polling level from 0 to 100, found {poll}")
         self.name = name
-        pointer = api.ggml_backend_init_by_type(BackendDevType.CPU, None)
-        self._own("ggml_backend_init_by_type", pointer, api.ggml_backend_free)
+        self.poll = poll
+        pools: list[int] = []
+        self._pools = pools
+
+        def free(address: int) -> None:
+            api.ggml_backend_free(address)
+            while pools:
+                api.ggml_threadpool_free(pools.pop())
+
+        self._own("ggml_backend_init_by_type", api.ggml_backend_init_by_type(BackendDevType.CPU, None), free)
         try:
             self.set_threads(n_threads)
         except BaseException:
@@ -35,9 +50,22 @@ class Backend(Owner):
 
     def set_threads(self, n_threads: int) -> None:
         """Use so many threads from the next graph on (1 to 512)."""
-        if not 1 <= n_threads <= 512:
-            raise ValueError(f"expected 1 to 512 threads, found {n_threads}")
-        api.ggml_backend_cpu_set_n_threads(self.ptr, n_threads)
+        if not 1 <= n_threads <= GGML_MAX_N_THREADS:
+            raise ValueError(f"expected 1 to {GGML_MAX_N_THREADS} threads, found {n_threads}")
+        backend = self.ptr
+        if n_threads > 1:
+            params = api.ggml_threadpool_params_default(n_threads)
+            params.poll = self.poll
+            pool = api.ggml_threadpool_new(ctypes.byref(params))
+            if not pool:
+                raise NativeError(f"ggml_threadpool_new returned NULL for {n_threads} threads", log.take())
+            self._pools.append(pool)
+            api.ggml_backend_cpu_set_threadpool(backend, pool)
+        else:
+            api.ggml_backend_cpu_set_threadpool(backend, None)
+        api.ggml_backend_cpu_set_n_threads(backend, n_threads)
+        while len(self._pools) > (n_threads > 1):
+            api.ggml_threadpool_free(self._pools.pop(0))
         self.n_threads = n_threads
 
     def set_abort(self, should_abort: Callable[[], bool] | None) -> None:

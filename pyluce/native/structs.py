@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_bool, c_char, c_char_p, c_int, c_int32, c_int64, c_size_t, c_void_p
+from ctypes import c_bool, c_char, c_char_p, c_int, c_int32, c_int64, c_size_t, c_uint32, c_void_p
 from enum import IntEnum, IntFlag
 from typing import ClassVar
 
@@ -11,6 +11,7 @@ GGML_MAX_DIMS = 4
 GGML_MAX_SRC = 10
 GGML_MAX_OP_PARAMS = 64
 GGML_MAX_NAME = 64
+GGML_MAX_N_THREADS = 512
 GGML_MEM_ALIGN = 16
 GGML_ROPE_TYPE_NORMAL = 0
 GGML_ROPE_TYPE_NEOX = 2
@@ -179,6 +180,21 @@ class ggml_type_traits(ctypes.Structure):
         ("is_quantized", c_bool),
         ("to_float", c_void_p),
         ("from_float_ref", c_void_p),
+    ]
+
+
+class ggml_threadpool_params(ctypes.Structure):
+    """poll: 0 (sleep at once) to 100 (spin long) between graphs; cpumask all False: any core."""
+
+    n_threads: int
+    poll: int
+    _fields_: ClassVar = [
+        ("cpumask", c_bool * GGML_MAX_N_THREADS),
+        ("n_threads", c_int),
+        ("prio", c_int),
+        ("poll", c_uint32),
+        ("strict_cpu", c_bool),
+        ("paused", c_bool),
     ]
 
 

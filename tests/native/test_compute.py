@@ -123,6 +123,34 @@ def test_two_threads_compute_the_same(backend: Backend) -> None:
     np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-5)
 
 
+def test_workers_are_kept_and_given_back() -> None:
+    import psutil
+
+    def check(expected: int) -> None:
+        for _ in range(100):  # a joined thread may be listed a moment longer
+            if process.num_threads() == expected:
+                return
+            time.sleep(0.02)
+        assert process.num_threads() == expected
+
+    process = psutil.Process()
+    before = process.num_threads()
+    with Backend(n_threads=3) as backend:
+        check(before + 2)
+        backend.set_threads(2)
+        check(before + 1)
+        x = random(4, 64)
+        assert np.array_equal(compute(backend, {"x": x}, lambda ctx, t: g.ggml_scale(ctx, t["x"], 2.0))[0, 0], x * 2)
+        check(before + 1)
+        backend.set_threads(1)
+        check(before)
+        backend.set_threads(2)
+    check(before)
+    for n_threads in (0, 513):
+        with pytest.raises(ValueError, match="expected 1 to 512 threads"):
+            Backend(n_threads=n_threads)
+
+
 def test_a_kept_graph_is_replayed_with_new_inputs(backend: Backend) -> None:
     with TensorArena.for_counts(8, 8) as arena, GraphAllocator(backend) as allocator:
         x = arena.new_tensor(GGMLType.F32, [16], "x")

@@ -56,6 +56,7 @@ CONSTRUCTORS: dict[str, tuple[Any, Callable[[Path, Backend], Any]]] = {
     "ggml_init": (ggml, lambda path, backend: TensorArena(4096)),
     "ggml_new_graph_custom": (ggml, lambda path, backend: Graph(TensorArena(1 << 16), 8)),
     "ggml_backend_init_by_type": (ggml_backend, lambda path, backend: Backend()),
+    "ggml_threadpool_new": (ggml_backend, lambda path, backend: Backend(n_threads=2)),
     "ggml_gallocr_new": (ggml_backend, lambda path, backend: GraphAllocator(backend)),
     "ggml_backend_buft_alloc_buffer": (
         ggml_backend,
