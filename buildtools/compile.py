@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from buildtools.report import BuildError, Report, log_tail
 
@@ -136,13 +137,16 @@ def configure(root: Path, options: Options, compiler: str, tag: str, report: Rep
     bench = options.bench or bool(before.get("bench"))
     settings = COMMON_SETTINGS | options.code_settings() | _toolchain_settings(options)
     settings |= {"LLAMA_BUILD_COMMON": _on(bench), "LLAMA_BUILD_TOOLS": _on(bench), "LLAMA_BUILD_COMMIT": tag}
-    now = {"compiler": compiler, "environment": environment, "bench": bench, "settings": settings}
-    if before == now and (build / "build.ninja").is_file():
+    now: dict[str, Any] = {"compiler": compiler, "environment": environment, "bench": bench, "settings": settings}
+    # Ninja calls the CMake that configured; one from a build environment of pip is gone by now
+    cmake = before.pop("cmake", None)
+    if before == now and (build / "build.ninja").is_file() and Path(str(cmake)).is_file():
         return build
     report.progress("configure: CMake")
     build.mkdir(parents=True, exist_ok=True)
     (build / CONFIGURE_NAME).unlink(missing_ok=True)
-    command = [find_tool(root, "cmake"), "-S", str(root / "vendor" / "src"), "-B", str(build), "-G", "Ninja"]
+    now["cmake"] = find_tool(root, "cmake")
+    command = [now["cmake"], "-S", str(root / "vendor" / "src"), "-B", str(build), "-G", "Ninja"]
     command += [f"-DCMAKE_MAKE_PROGRAM={find_tool(root, 'ninja')}"]
     command += [f"-D{name}={value}" for name, value in settings.items()]
     log = build / "configure.log"

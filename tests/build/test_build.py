@@ -305,7 +305,9 @@ def test_build_writes_the_stamp_and_check_sees_every_change(project: Project, fa
     assert any(line.startswith("patches: expected") for line in build.check(project.root, CPU))
 
 
-def test_cmake_runs_again_only_when_something_changed(project: Project, fake_tools: Path) -> None:
+def test_cmake_runs_again_only_when_something_changed(
+    project: Project, fake_tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs = project.root / "build" / "cpu" / "cmake-runs"
     header = project.root / "build" / "cpu" / build.STAMP_HEADER
     run_build(project)
@@ -316,6 +318,13 @@ def test_cmake_runs_again_only_when_something_changed(project: Project, fake_too
     (fake_tools / "c++").write_text("#!/bin/sh\necho fake c++ 2.0\n")
     assert "another compiler" in run_build(project)
     assert runs.read_text() == "run\n"
+    shutil.copy(fake_tools / "cmake", fake_tools / "another-cmake")
+    monkeypatch.setattr(compiling, "find_tool", lambda root, name: str(fake_tools / name.replace("cm", "another-cm")))
+    run_build(project)
+    assert runs.read_text() == "run\n"
+    (fake_tools / "cmake").unlink()
+    run_build(project)
+    assert runs.read_text() == "run\nrun\n"
 
 
 def test_a_compiler_error_shows_its_first_failure_and_the_log(project: Project, fake_tools: Path) -> None:
