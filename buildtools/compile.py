@@ -165,7 +165,7 @@ def compile_libraries(root: Path, build: Path, options: Options, report: Report)
     command = [find_tool(root, "ninja"), "-C", str(build), f"-j{options.jobs}", *targets]
     log = build / "build.log"
     steps = 0
-    with log.open("w", encoding="utf-8") as out:
+    with log.open("w", encoding="utf-8", buffering=1) as out:
         environment = os.environ | {"NINJA_STATUS": "[%f/%t] "}
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment
