@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
-from pyluce.state.pool import KV_TYPES
+from pyluce.state.layout import KV_TYPES, StateOptions
 
 MAX_SLOTS: Final = 64
 MAX_CTX: Final = 1 << 24
@@ -55,6 +55,20 @@ class RunnerOptions:
             raise ValueError(f"kv_type: expected one of {', '.join(KV_TYPES)}, found {self.kv_type!r}")
         if self.debug_fault is not None and self.debug_fault not in FAULTS:
             raise ValueError(f"debug_fault: expected one of {', '.join(FAULTS)}, found {self.debug_fault!r}")
+
+    @property
+    def state(self) -> StateOptions:
+        """What these options ask of the state pool."""
+        kept, fault = self.max_rollback + 1, self.debug_fault
+        return StateOptions(
+            n_slots=self.n_slots,
+            n_ctx=self.n_ctx,
+            kv_type=self.kv_type,
+            reach=self.max_rollback,
+            ring=1 if fault == "stale_ring" else kept,
+            conv_margin=1 if fault == "stale_conv" else kept,
+            ple_margin=1 if fault == "stale_ple" else kept,
+        )
 
     @staticmethod
     def _between(name: str, value: int, low: int, high: int) -> None:

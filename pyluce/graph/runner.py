@@ -28,7 +28,7 @@ from pyluce.native.ggml_backend import ggml_backend_buft_is_host
 from pyluce.native.luce import Fault, Phase
 from pyluce.native.tensors import tensor_get
 from pyluce.native.thread import ThreadGuard
-from pyluce.state import SequenceState, StateOptions, StatePool
+from pyluce.state import SequenceState, StatePool
 from pyluce.state.pages import PAGE_TOKENS
 from pyluce.weights import HParams, PleTable, open_model, place_weights
 from pyluce.weights.model_file import Progress
@@ -81,17 +81,7 @@ class TrunkRunner:
         self._backend = self._owned(Backend("cpu", o.n_threads))
         self._placed = self._owned(place_weights(self.model, self._backend, repack=o.repack, progress=progress))
         self._weights = self._owned(TrunkWeights(self.model, self._placed, self._backend))
-        kept = o.max_rollback + 1
-        state = StateOptions(
-            n_slots=o.n_slots,
-            n_ctx=o.n_ctx,
-            kv_type=o.kv_type,
-            reach=o.max_rollback,
-            ring=1 if fault == "stale_ring" else kept,
-            conv_margin=1 if fault == "stale_conv" else kept,
-            ple_margin=1 if fault == "stale_ple" else kept,
-        )
-        self._pool = self._owned(StatePool(self._backend, h, state))
+        self._pool = self._owned(StatePool(self._backend, h, o.state))
         self._pool.allocator.copy_on_write = fault != "shared_page"
         self._ple = self._owned(PleTable(self.model)) if h.ple is not None else None
         self._allocator = self._owned(GraphAllocator(self._backend))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pyluce.state.layout import StateOptions, state_bytes
+from pyluce.state.memory import StateMemoryError, check_state_fits
 from pyluce.state.pages import OutOfPagesError, PageTable
-from pyluce.state.pool import StateOptions, StatePool
+from pyluce.state.pool import StatePool
 from pyluce.state.sequence_state import RollbackError, SequencePart, SequenceState
 
 __all__ = [
@@ -12,6 +14,9 @@ __all__ = [
     "RollbackError",
     "SequencePart",
     "SequenceState",
+    "StateMemoryError",
     "StateOptions",
     "StatePool",
+    "check_state_fits",
+    "state_bytes",
 ]

@@ -1,17 +1,7 @@
-"""The memory of all sequences: one tensor a layer and part, addressed by slot or by page.
-
-Parts (shapes fastest axis first; R states a slot, see `StateOptions.ring`):
-
-- GDN layers: `gdn` F32 [d*d*n_v_heads, R, n_slots], `conv` F32 [channels, taps - 1 + R, n_slots];
-- full-attention layers: `k`, `v` [head_dim*n_head_kv, n_cells], `raw` F32 [indexer_dim, n_cells],
-  `pooled` F32 [indexer_dim, n_cells / ratio];
-- the PLE layer: `ple` F32 [hc*n_embd, (taps - 1)*dilation + R, n_slots];
-- `pages` I32 [pages of a slot, n_slots].
-"""
+"""The memory of all sequences: one tensor a layer and part (`layout.py`), addressed by slot or by page."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,29 +11,11 @@ from pyluce.native.backend import Backend, BackendBuffer, check_status
 from pyluce.native.ggml import GGMLType, ggml_nbytes, ggml_view_1d
 from pyluce.native.ggml_backend import ggml_backend_tensor_copy, ggml_backend_tensor_set, ggml_backend_view_init
 from pyluce.native.tensors import TensorArena, tensor_struct
-from pyluce.state.pages import PAGE_TOKENS, PageAllocator, pages_for
+from pyluce.state.layout import StateOptions, StatePart, state_layout
+from pyluce.state.pages import PAGE_TOKENS, PageAllocator
 
 if TYPE_CHECKING:
     from pyluce.weights import HParams
-
-KV_TYPES = {"f16": GGMLType.F16, "f32": GGMLType.F32}
-
-
-@dataclass(frozen=True, slots=True)
-class StateOptions:
-    """Sizes of the pool. `ring` states are kept a slot; `reach` tokens can be rolled back, less than `ring`.
-
-    `conv_margin`, `ple_margin`: convolution inputs kept beyond the taps; `reach` + 1 at least (tests take less, and see
-    rollback fail).
-    """
-
-    n_slots: int
-    n_ctx: int
-    kv_type: str
-    reach: int
-    ring: int
-    conv_margin: int
-    ple_margin: int
 
 
 class StatePool:
@@ -53,9 +25,9 @@ class StatePool:
         h = hparams
         self.hparams = h
         self.options = options
-        self.pages_per_slot = pages_for(options.n_ctx)
-        self.allocator = PageAllocator(options.n_slots * self.pages_per_slot + 1)
-        self.n_cells = self.allocator.n_pages * PAGE_TOKENS
+        self.pages_per_slot = options.pages_per_slot
+        self.allocator = PageAllocator(options.n_pages)
+        self.n_cells = options.n_cells
         self._free_slots = list(range(options.n_slots - 1, -1, -1))
         self._tables = np.zeros((options.n_slots, self.pages_per_slot), np.int32)
         self.gdn: dict[int, int] = {}
@@ -66,31 +38,29 @@ class StatePool:
         self.pooled: dict[int, int] = {}
         self.ple: int | None = None
 
-        n_tensors = 4 * h.n_layer + 4
-        self.arena = TensorArena.for_counts(n_tensors)
-        kv = KV_TYPES[options.kv_type]
-        kv_width = h.head_dim * h.n_head_kv
-        slots, ring, f32 = options.n_slots, options.ring, GGMLType.F32
-        for layer, recurrent in enumerate(h.recurrent_layers):
-            if recurrent:
-                self.gdn[layer] = self._new(f32, (h.ssm_state**2 * h.ssm_v_heads, ring, slots), f"gdn.{layer}")
-                history = h.ssm_conv_kernel - 1 + options.conv_margin
-                self.conv[layer] = self._new(f32, (h.conv_channels, history, slots), f"conv.{layer}")
+        layout = state_layout(h, options)
+        self.arena = TensorArena.for_counts(len(layout))
+        by_layer = {
+            "gdn": self.gdn,
+            "conv": self.conv,
+            "k": self.k,
+            "v": self.v,
+            "raw": self.raw,
+            "pooled": self.pooled,
+        }
+        for part in layout:
+            tensor = self._new(part)
+            if part.layer is not None:
+                by_layer[part.kind][part.layer] = tensor
+            elif part.kind == "ple":
+                self.ple = tensor
             else:
-                self.k[layer] = self._new(kv, (kv_width, self.n_cells), f"k.{layer}")
-                self.v[layer] = self._new(kv, (kv_width, self.n_cells), f"v.{layer}")
-                self.raw[layer] = self._new(f32, (h.indexer_dim, self.n_cells), f"raw.{layer}")
-                pooled = (h.indexer_dim, self.n_cells // h.compress_ratio)
-                self.pooled[layer] = self._new(f32, pooled, f"pooled.{layer}")
-        if h.ple is not None:
-            history = (h.ple.conv_kernel - 1) * h.ple.ngram_size + options.ple_margin
-            self.ple = self._new(f32, (h.hc_count * h.n_embd, history, slots), "ple")
-        self.pages = self._new(GGMLType.I32, (self.pages_per_slot, slots), "pages")
+                self.pages = tensor
         self.buffer = BackendBuffer.for_arena(self.arena, backend.buffer_type)
         self.buffer.clear(0)
 
-    def _new(self, kind: GGMLType, ne: tuple[int, ...], name: str) -> int:
-        return self.arena.new_tensor(kind, ne, name)
+    def _new(self, part: StatePart) -> int:
+        return self.arena.new_tensor(part.type, part.ne, part.name)
 
     # slots and pages
 
