@@ -7,13 +7,13 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from pyluce.engine import Engine, Resources, SerialCore
+from pyluce.engine import BatchCore, Engine, Resources
 from pyluce.graph import RunnerOptions, TrunkRunner
 from pyluce.luce import LoadedModel, ModelInfo, Progress
 from pyluce.native.sampler import SamplerChain
 from pyluce.native.vocabulary import Vocabulary
-from pyluce.options import DEFAULT_MAX_CTX, DEFAULT_MODEL, LoadOptions, available_cpus
-from pyluce.state import SequenceState
+from pyluce.options import DEFAULT_MAX_CTX, DEFAULT_MODEL, LoadOptions, OptionError, available_cpus
+from pyluce.state import SequenceState, StateMemoryError, check_state_fits
 from pyluce.text import ChatTemplate, Tokenizer
 from pyluce.weights import ModelError, open_model
 
@@ -21,12 +21,13 @@ from pyluce.weights import ModelError, open_model
 def load_engine(path: Path, options: LoadOptions, progress: Progress | None) -> tuple[Engine, LoadedModel]:
     """Load the model at `path` on a new engine thread.
 
-    Raises ModelError, NativeError, TemplateError, or KeyboardInterrupt when the caller was interrupted meanwhile.
+    Raises OptionError (the state does not fit into memory), ModelError, NativeError, TemplateError, or KeyboardInterrupt when the
+    caller was interrupted meanwhile.
     """
     check_model_path(path)
     loaded: list[LoadedModel] = []
 
-    def open_core(check_interrupted: Callable[[], None]) -> SerialCore[SequenceState]:
+    def open_core(check_interrupted: Callable[[], None]) -> BatchCore[SequenceState]:
         def report(stage: str, done: int, total: int, /) -> None:
             check_interrupted()
             if progress is not None:
@@ -57,21 +58,25 @@ def choose_context(max_ctx: int | None, n_ctx_train: int) -> int:
     return min(DEFAULT_MAX_CTX, n_ctx_train) if n_ctx_train > 0 else DEFAULT_MAX_CTX
 
 
-def _open(path: Path, options: LoadOptions, report: Progress) -> tuple[SerialCore[SequenceState], LoadedModel]:
+def _open(path: Path, options: LoadOptions, report: Progress) -> tuple[BatchCore[SequenceState], LoadedModel]:
+    threads = options.threads or available_cpus()
     with open_model(path) as model_file:
         n_ctx = choose_context(options.max_ctx, model_file.hparams.n_ctx_train)
         warnings = list(model_file.warnings)
-    threads = options.threads or available_cpus()
-    with ExitStack() as stack:
         runner_options = RunnerOptions(
             n_ctx=n_ctx,
-            n_slots=1,
+            n_slots=options.max_concurrency,
             n_threads=threads,
             kv_type=options.kv_type,
             max_rollback=0,
             chunk_tokens=options.chunk,
             repack=options.repack,
         )
+        try:
+            check_state_fits(model_file.hparams, runner_options.state)
+        except StateMemoryError as error:
+            raise OptionError(str(error)) from error
+    with ExitStack() as stack:
         runner = TrunkRunner(path, runner_options, report)
         stack.callback(runner.close)
         hparams = runner.hparams
@@ -99,10 +104,16 @@ def _open(path: Path, options: LoadOptions, report: Progress) -> tuple[SerialCor
         )
         new_chain = partial(SamplerChain, hparams.n_vocab)
         resources = Resources(runner, tokenizer, new_chain, n_ctx, options.chunk)
-        return (
-            SerialCore(resources, stack.pop_all().close),
-            LoadedModel(info, tokenizer, template, runner.memory_report),
+        owners = ExitStack()
+        core = BatchCore(
+            resources,
+            owners.close,
+            n_slots=options.max_concurrency,
+            max_queue=options.max_queue,
+            prefill_share=options.prefill_share,
         )
+        owners.enter_context(stack.pop_all())
+        return core, LoadedModel(info, tokenizer, template, runner.memory_report)
 
 
 def _template(tokenizer: Tokenizer, vocabulary: Vocabulary, options: LoadOptions) -> ChatTemplate | None:

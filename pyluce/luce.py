@@ -9,7 +9,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from pyluce.engine import Engine, Event, FinishEvent, GenerationRequest, Timings, TokenEvent, hash_tokens
+from pyluce.engine import (
+    Engine,
+    EngineStats,
+    Event,
+    FinishEvent,
+    GenerationRequest,
+    Ticket,
+    Timings,
+    TokenEvent,
+    hash_tokens,
+)
 from pyluce.engine.thread import attach_finalizer
 from pyluce.options import DEFAULT_MODEL, LoadOptions
 from pyluce.prompts import PromptBuilder
@@ -92,8 +102,8 @@ class Completion:
 class Luce:
     """A loaded model. Use it as a context manager, or call `close()`.
 
-    Every method is safe from any thread: one engine thread owns the native handles and serves requests in order of
-    arrival. In a forked child process every use raises EngineForkedError.
+    Every method is safe from any thread: one engine thread owns the native handles and serves up to `max_concurrency` requests at
+    once, each with the tokens and logits that it would get alone. In a forked child process every use raises EngineForkedError.
     """
 
     def __init__(self, engine: Engine, model: LoadedModel) -> None:
@@ -133,9 +143,22 @@ class Luce:
         request.check_context(self.info.n_ctx)
         return request
 
+    def submit(self, request: GenerationRequest) -> Ticket:
+        """Queue a request and return at once; see `Engine.submit` for what it refuses."""
+        return self._engine.submit(request)
+
+    def stats(self) -> EngineStats:
+        """What the engine does and has done, as of its last step; never waits for it."""
+        return self._engine.stats()
+
+    @property
+    def failed(self) -> bool:
+        """The engine has ended by a failure of its own; nothing can be served any more."""
+        return self._engine.failure is not None
+
     def run(self, request: GenerationRequest) -> Generator[Event, None, None]:
         """The events of a request as they happen; the last is a `FinishEvent`. Closing the iterator cancels the request."""
-        yield from self._engine.submit(request).events()
+        yield from self.submit(request).events()
 
     def generate(self, prompt: str | None = None, **options: Any) -> Completion:
         """Answer a prompt (`luce.generate("Hi")`, `luce.generate(messages=[...], temperature=0.7)`); see `request` for the options."""

@@ -13,6 +13,8 @@ MAX_CTX_LIMIT: Final = (1 << 24) - 1
 MAX_THREADS: Final = 512
 CHUNK_UNIT: Final = 16
 MAX_CHUNK: Final = 32768
+MAX_CONCURRENCY: Final = 64
+MAX_QUEUE: Final = 4096
 DEFAULT_MODEL: Final = Path(__file__).resolve().parent / "data" / "luce-tiny.gguf"
 
 
@@ -30,6 +32,9 @@ class LoadOptions:
     * chunk: prompt tokens computed at once, a multiple of 16.
     * repack: keep matrices a second time in the layout that this CPU multiplies fastest.
     * chat_template: a template to use instead of the file's.
+    * max_concurrency: requests computed at once, 1 to 64; their state is allocated at the start.
+    * max_queue: requests that may wait for a slot; the next one is refused.
+    * prefill_share: how much of the time prompts may take while other requests decode, 0 to 1. With 0 they wait until nobody decodes.
 
     Raises OptionError naming the option.
     """
@@ -40,6 +45,9 @@ class LoadOptions:
     chunk: int = 512
     repack: bool = True
     chat_template: str | None = None
+    max_concurrency: int = 4
+    max_queue: int = 256
+    prefill_share: float = 0.5
 
     def __post_init__(self) -> None:
         if self.max_ctx is not None:
@@ -51,6 +59,12 @@ class LoadOptions:
             raise OptionError(f"chunk: expected a multiple of {CHUNK_UNIT}, found {self.chunk}")
         if self.kv_type not in KV_TYPES:
             raise OptionError(f"kv_type: expected {' or '.join(KV_TYPES)}, found {self.kv_type!r}")
+        _check_integer("max_concurrency", self.max_concurrency, 1, MAX_CONCURRENCY)
+        _check_integer("max_queue", self.max_queue, 0, MAX_QUEUE)
+        if isinstance(self.prefill_share, bool) or not isinstance(self.prefill_share, (int, float)):
+            raise OptionError(f"prefill_share: expected a number, found {type(self.prefill_share).__name__}")
+        if not 0.0 <= self.prefill_share <= 1.0:
+            raise OptionError(f"prefill_share: expected a number from 0 to 1, found {self.prefill_share}")
 
 
 def available_cpus() -> int:

@@ -1,13 +1,17 @@
-"""Turns requests into tokens: sampling, the generation loop, and the one thread that owns the native handles."""
+"""Turns requests into tokens: who runs when, sampling, and the one thread that owns the native handles."""
 
 from __future__ import annotations
 
+from pyluce.engine.batch import BatchCore
 from pyluce.engine.errors import (
     ContextLimitError,
+    DeadlineError,
     EngineClosedError,
     EngineError,
     EngineForkedError,
     LogitsError,
+    QueueFullError,
+    RequestCancelledError,
     RequestError,
 )
 from pyluce.engine.events import Event, FinishEvent, FinishReason, PrefillEvent, Timings, TokenEvent
@@ -15,31 +19,43 @@ from pyluce.engine.generate import Generation, GenerationRequest, Resources, gen
 from pyluce.engine.hashing import StepHasher, hash_logits, hash_tokens
 from pyluce.engine.protocols import Chain, Runner, Sampler, SequenceLike, TokenTable
 from pyluce.engine.sampling import SamplingParams
-from pyluce.engine.serial import SerialCore
-from pyluce.engine.thread import Core, Engine, Ticket
+from pyluce.engine.scheduler import Scheduler
+from pyluce.engine.stats import Activity, EngineStats, Outcome, SlotState, SlotStats
+from pyluce.engine.thread import Core, Engine
+from pyluce.engine.ticket import Message, Ticket
 
 __all__ = [
+    "Activity",
+    "BatchCore",
     "Chain",
     "ContextLimitError",
     "Core",
+    "DeadlineError",
     "Engine",
     "EngineClosedError",
     "EngineError",
     "EngineForkedError",
+    "EngineStats",
     "Event",
     "FinishEvent",
     "FinishReason",
     "Generation",
     "GenerationRequest",
     "LogitsError",
+    "Message",
+    "Outcome",
     "PrefillEvent",
+    "QueueFullError",
+    "RequestCancelledError",
     "RequestError",
     "Resources",
     "Runner",
     "Sampler",
     "SamplingParams",
+    "Scheduler",
     "SequenceLike",
-    "SerialCore",
+    "SlotState",
+    "SlotStats",
     "StepHasher",
     "Ticket",
     "Timings",

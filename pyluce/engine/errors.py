@@ -11,6 +11,24 @@ class ContextLimitError(RequestError):
     """The prompt, or the prompt and the answer that was asked for, do not fit into the context."""
 
 
+class QueueFullError(RuntimeError):
+    """Every slot and every place in the queue is taken; raised before any work. `retry_after_s`: when a place should be free."""
+
+    def __init__(self, n_slots: int, max_queue: int, retry_after_s: float) -> None:
+        super().__init__(
+            f"all {n_slots} slots and all {max_queue} places in the queue are taken; try again in {retry_after_s:.0f} s"
+        )
+        self.retry_after_s = retry_after_s
+
+
+class RequestCancelledError(RuntimeError):
+    """The request was cancelled before its answer was complete."""
+
+
+class DeadlineError(RuntimeError):
+    """The request's time was over before its answer was complete."""
+
+
 class LogitsError(RuntimeError):
     """The model produced logits that no token can be chosen from (NaN, or no finite value). It ends one request."""
 

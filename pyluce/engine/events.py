@@ -79,11 +79,16 @@ class PrefillEvent(_WithText):
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent(_WithText):
-    """A token was chosen. `index` counts from 0; `logits_sha256` is the digest of the row it was chosen from, where asked for."""
+    """A token was chosen. `index` counts from 0; `logits_sha256` is the digest of the row it was chosen from, where asked for.
+
+    `logprob`, and `top_logprobs` as (token, logprob) from the most probable on, where asked for (`GenerationRequest.n_logprobs`).
+    """
 
     token: int = -1
     index: int = 0
     logits_sha256: bytes | None = None
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """One request from its prompt's tokens to its last one.
 
-`Generation` is the part that is the request's own: what a row of logits means for it. It computes nothing on a device, so a scheduler
-can keep many of them. `generate` is the loop that drives one alone.
+`Generation` is the part that is the request's own: what a row of logits means for it. It computes nothing on a device, so `BatchCore`
+keeps many of them. `generate` is the loop that drives one alone, the reference for every schedule.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 from pyluce.engine.errors import ContextLimitError, EngineError, RequestError
 from pyluce.engine.events import Event, FinishEvent, FinishReason, PrefillEvent, Timings, TokenEvent
 from pyluce.engine.hashing import StepHasher
+from pyluce.engine.logprobs import token_logprobs
 from pyluce.engine.protocols import Chain, Logits, Runner, Sampler, SequenceLike, TokenTable
 from pyluce.engine.sampling import MAX_SEED, SamplingParams, check_logits, make_sampler
 from pyluce.text.stream import ReasoningMarkers, TextStream, check_stop_string
@@ -22,6 +23,7 @@ from pyluce.text.stream import ReasoningMarkers, TextStream, check_stop_string
 S = TypeVar("S", bound=SequenceLike)
 
 MAX_STOP_STRINGS = 16
+MAX_LOGPROBS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,9 @@ class GenerationRequest:
     """What to generate. Plain data, valid by construction (RequestError names the field).
 
     `max_tokens` None: until the model ends or the context is full. `cuts`: prompt positions where a chunk must end. `ignore_end`: end
-    tokens do not end the answer. `reasoning` None: all text is content.
+    tokens do not end the answer. `reasoning` None: all text is content. `deadline_s`: seconds from submission to the last token;
+    a request that takes longer ends with DeadlineError. `n_logprobs`: how many of the most probable tokens each token event names
+    with their log-probabilities; 0 gives the chosen token's only, None nothing.
     """
 
     prompt: tuple[int, ...]
@@ -41,6 +45,8 @@ class GenerationRequest:
     hash_logits: bool = False
     ignore_end: bool = False
     cuts: tuple[int, ...] = ()
+    deadline_s: float | None = field(default=None, kw_only=True)
+    n_logprobs: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -50,6 +56,10 @@ class GenerationRequest:
                 raise RequestError(f"max_tokens: expected an integer, found {type(self.max_tokens).__name__}")
             if self.max_tokens < 1:
                 raise RequestError(f"max_tokens: expected at least 1, found {self.max_tokens}")
+        if self.deadline_s is not None and not 0.0 < self.deadline_s < float("inf"):
+            raise RequestError(f"deadline_s: expected a positive number of seconds, found {self.deadline_s}")
+        if self.n_logprobs is not None and not 0 <= self.n_logprobs <= MAX_LOGPROBS:
+            raise RequestError(f"n_logprobs: expected 0 to {MAX_LOGPROBS}, found {self.n_logprobs}")
         if len(self.stop) > MAX_STOP_STRINGS:
             raise RequestError(f"stop: expected at most {MAX_STOP_STRINGS} strings, found {len(self.stop)}")
         for index, text in enumerate(self.stop):
@@ -77,6 +87,13 @@ class GenerationRequest:
             )
         return self.max_tokens
 
+    def check_tokens(self, vocab_size: int) -> None:
+        """Raise RequestError for a prompt token that the vocabulary does not have."""
+        for outside in (min(self.prompt), max(self.prompt)):
+            if 0 <= outside < vocab_size:
+                continue
+            raise RequestError(f"prompt: expected token ids from 0 to {vocab_size - 1}, found {outside}")
+
 
 @dataclass(frozen=True, slots=True)
 class Resources(Generic[S]):
@@ -88,9 +105,15 @@ class Resources(Generic[S]):
     n_ctx: int
     chunk_tokens: int
 
+    def check(self, request: GenerationRequest) -> int:
+        """The number of tokens to generate at most. Raises RequestError for a request that can never be served."""
+        request.check_tokens(self.runner.vocab_size)
+        request.sampling.check_vocabulary(self.runner.vocab_size)
+        return request.check_context(self.n_ctx)
+
 
 class Generation:
-    """The state of one answer: sampler, text, hashes, clock. `commit` takes the logits of each step in turn."""
+    """The state of one answer: sampler, text, hashes, clock. `commit` takes the logits of each step in turn; `close` ends it."""
 
     def __init__(
         self,
@@ -118,6 +141,36 @@ class Generation:
         self._count = 0
         self._reason: FinishReason | None = None
 
+    @classmethod
+    def begin(
+        cls,
+        resources: Resources[S],
+        request: GenerationRequest,
+        queued_at: float | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> Generation:
+        """A new answer with a sampler of its own. Raises RequestError for a request that can never be served."""
+        max_tokens = resources.check(request)
+        seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbelow(MAX_SEED + 1)
+        vocab_size = resources.runner.vocab_size
+        sampler = make_sampler(request.sampling, request.prompt, seed, vocab_size, resources.new_chain)
+        return cls(request, max_tokens, sampler, resources.tokens, queued_at, clock)
+
+    def close(self) -> None:
+        """Free the sampler; to be called once."""
+        self._sampler.close()
+
+    @property
+    def count(self) -> int:
+        """Tokens chosen so far."""
+        return self._count
+
+    def tokens_per_second(self, now: float) -> float:
+        """Tokens a second since the first one, which belongs to the prefill."""
+        if self._first_logits_at is None or self._count < 2 or now <= self._first_logits_at:
+            return 0.0
+        return (self._count - 1) / (now - self._first_logits_at)
+
     @property
     def finished(self) -> bool:
         """The last token was chosen; `finish` gives the last event."""
@@ -140,7 +193,11 @@ class Generation:
             self._reason = FinishReason.STOP
         elif self._count >= self._max_tokens:
             self._reason = FinishReason.LENGTH
-        return TokenEvent(tuple(deltas), token, index, digest)
+        logprob: float | None = None
+        top: tuple[tuple[int, float], ...] = ()
+        if self.request.n_logprobs is not None:
+            logprob, top = token_logprobs(logits, token, self.request.n_logprobs)
+        return TokenEvent(tuple(deltas), token, index, digest, logprob, top)
 
     def finish(self) -> FinishEvent:
         """The last event, with the text that was held back. An answer cut off at `max_tokens` may still meet a stop string in it."""
@@ -164,21 +221,11 @@ class Generation:
 def generate(
     resources: Resources[S], request: GenerationRequest, queued_at: float | None = None
 ) -> Generator[Event, None, None]:
-    """Run one request alone, an event at a time. Closing the iterator between two events frees its sequence.
-
-    The prompt is fed a chunk at a time, on the runner's own grid, so that whoever drives this can stop after any chunk.
-    """
-    max_tokens = request.check_context(resources.n_ctx)
-    vocab_size = resources.runner.vocab_size
-    outside = next((token for token in request.prompt if not 0 <= token < vocab_size), None)
-    if outside is not None:
-        raise RequestError(f"prompt: expected token ids from 0 to {vocab_size - 1}, found {outside}")
-    seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbelow(MAX_SEED + 1)
-    sampler = make_sampler(request.sampling, request.prompt, seed, vocab_size, resources.new_chain)
+    """Run one request alone, an event at a time: what every schedule must equal. Closing the iterator frees its sequence."""
+    generation = Generation.begin(resources, request, queued_at)
     try:
         state = resources.runner.new_sequence()
         try:
-            generation = Generation(request, max_tokens, sampler, resources.tokens, queued_at)
             logits: Logits | None = None
             for begin, end in chunk_bounds(len(request.prompt), resources.chunk_tokens, request.cuts):
                 last = end == len(request.prompt)
@@ -196,7 +243,7 @@ def generate(
         finally:
             state.free()
     finally:
-        sampler.close()
+        generation.close()
 
 
 def chunk_bounds(length: int, chunk_tokens: int, cuts: Sequence[int] = ()) -> list[tuple[int, int]]:

@@ -32,6 +32,10 @@ class Runner(Protocol[S]):
     def vocab_size(self) -> int:
         """Length of a row of logits."""
 
+    @property
+    def n_free_slots(self) -> int:
+        """Sequences that can still be made."""
+
     def new_sequence(self) -> S:
         """A cleared sequence in a free slot."""
 
@@ -47,6 +51,9 @@ class Runner(Protocol[S]):
 
     def decode(self, rows: Sequence[tuple[S, int]]) -> Logits:
         """Append one token to each row's sequence; return float32 [n_rows, n_vocab]."""
+
+    def memory_report(self) -> dict[str, object]:
+        """Bytes by place, from the buffers that exist."""
 
     def close(self) -> None:
         """Free everything."""

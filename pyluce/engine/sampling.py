@@ -77,6 +77,12 @@ class SamplingParams:
             _check_integer("logit_bias: token id", token, 0, 2**31 - 1)
             _check_number(f"logit_bias[{token}]", bias, -100.0, 100.0)
 
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise RequestError for a biased token that the vocabulary does not have."""
+        for token in self.logit_bias:
+            if token >= vocab_size:
+                raise RequestError(f"logit_bias: expected token ids below {vocab_size}, found {token}")
+
     @property
     def is_greedy(self) -> bool:
         """No random draw is needed."""
@@ -133,9 +139,7 @@ def make_sampler(
     params: SamplingParams, prompt: Sequence[int], seed: int, vocab_size: int, new_chain: Callable[[], Chain]
 ) -> Sampler:
     """The sampler of one request. Raises RequestError for a biased token that the vocabulary does not have."""
-    for token in params.logit_bias:
-        if token >= vocab_size:
-            raise RequestError(f"logit_bias: expected token ids below {vocab_size}, found {token}")
+    params.check_vocabulary(vocab_size)
     if params.is_greedy and not params.changes_logits:
         return GreedySampler()
     chain = new_chain()

@@ -3,77 +3,45 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import queue
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from pyluce.engine.errors import EngineClosedError, EngineError, EngineForkedError
-from pyluce.engine.events import Event
 from pyluce.engine.generate import GenerationRequest
+from pyluce.engine.stats import EngineStats
+from pyluce.engine.ticket import Ticket
 
 T = TypeVar("T")
 
-
-class Ticket:
-    """A request on its way: its events for the caller, a flag to cancel it."""
-
-    def __init__(self, request: GenerationRequest, engine: Engine) -> None:
-        self.request = request
-        self.submitted_at = time.perf_counter()
-        self._engine = engine
-        self._messages: queue.SimpleQueue[Event | BaseException | None] = queue.SimpleQueue()
-        self._cancelled = threading.Event()
-
-    @property
-    def cancelled(self) -> bool:
-        """Nobody waits for this request any more."""
-        return self._cancelled.is_set()
-
-    def cancel(self) -> None:
-        """The engine drops the request before its next step; a finished one is left as it is."""
-        if not self._engine.forked:
-            self._cancelled.set()
-
-    def events(self) -> Iterator[Event]:
-        """The request's events until it is finished; raises what ended it otherwise. Closing the iterator cancels the request."""
-        try:
-            while True:
-                self._engine.check_process()
-                message = self._messages.get()
-                if message is None:
-                    return
-                if isinstance(message, BaseException):
-                    raise message
-                yield message
-        finally:
-            self.cancel()
-
-    def put(self, event: Event) -> None:
-        """Engine side: report an event."""
-        self._messages.put(event)
-
-    def finish(self) -> None:
-        """Engine side: there are no more events."""
-        self._messages.put(None)
-
-    def fail(self, error: BaseException) -> None:
-        """Engine side: the request ended with an error."""
-        self._messages.put(error)
+HEARTBEAT_S: Final = 1.0
 
 
 class Core(Protocol):
-    """What runs on the engine thread, a step at a time."""
+    """What runs on the engine thread, a step at a time. `reserve` and `stats` are called from any thread."""
+
+    def reserve(self, request: GenerationRequest) -> Callable[[], None]:
+        """Keep a place for a request and return the function that gives it back, to be called once, when the request is answered.
+
+        Raises RequestError for a request that can never be served, QueueFullError when there is no place.
+        """
+
+    def stats(self) -> EngineStats:
+        """What the core shows of itself; never waits."""
 
     def admit(self, ticket: Ticket) -> None:
         """Take a request; it is answered through its ticket, whatever happens to it."""
 
     def step(self) -> bool:
         """Do one step of work; return False when there is nothing to do. A request's failure goes to its ticket, not to the caller."""
+
+    def idle(self) -> None:
+        """There is nothing to do: called when work runs out, and once a second from then on."""
 
     def drop_all(self, error: BaseException) -> None:
         """End every request with `error` and free what it holds."""
@@ -99,11 +67,12 @@ class Engine:
         self._closing = False
         self._failure: BaseException | None = None
         self._interrupted = threading.Event()
-        opened: Future[None] = Future()
+        self._numbers = itertools.count(1)
+        opened: Future[Core] = Future()
         self._thread = threading.Thread(target=self._run, args=(open_core, opened), name=name, daemon=True)
         self._thread.start()
         try:
-            opened.result()
+            self._core = opened.result()
         except BaseException:
             self._interrupted.set()
             self.close()
@@ -123,11 +92,30 @@ class Engine:
                 "load the model in the child, or start it with multiprocessing's 'spawn'"
             )
 
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the engine, if it failed."""
+        return self._failure
+
     def submit(self, request: GenerationRequest) -> Ticket:
-        """Queue a request. Raises EngineClosedError, EngineForkedError, or EngineError when the engine has failed."""
-        ticket = Ticket(request, self)
-        self._post(ticket)
+        """Queue a request. Raises, before any work, RequestError (it can never be served), QueueFullError, EngineClosedError,
+        EngineForkedError, or EngineError when the engine has failed."""
+        self._check_open()
+        give_back = self._core.reserve(request)
+        try:
+            with self._lock:  # ids in the order of the inbox
+                self._check_open()
+                ticket = Ticket(request, self, next(self._numbers), on_answer=give_back)
+                self._inbox.put(ticket)
+        except BaseException:
+            give_back()
+            raise
         return ticket
+
+    def stats(self) -> EngineStats:
+        """What the engine does and has done; never waits for it."""
+        self.check_process()
+        return self._core.stats()
 
     def call(self, function: Callable[[], T]) -> T:
         """Run `function` on the engine thread between two steps, and return its result or raise its exception."""
@@ -164,22 +152,25 @@ class Engine:
         if first:
             self._inbox.put(None)
 
-    def _post(self, item: Ticket | Callable[[], None]) -> None:
-        self.check_process()
+    def _post(self, item: Callable[[], None]) -> None:
         with self._lock:  # so that nothing is queued behind the last item, which nobody would answer
-            if self._failure is not None:
-                raise EngineError(f"the engine has failed: {self._failure}") from self._failure
-            if self._closing:
-                raise EngineClosedError("the model was closed; load it again")
+            self._check_open()
             self._inbox.put(item)
 
-    def _run(self, open_core: Callable[[Callable[[], None]], Core], opened: Future[None]) -> None:
+    def _check_open(self) -> None:
+        self.check_process()
+        if self._failure is not None:
+            raise EngineError(f"the engine has failed: {self._failure}") from self._failure
+        if self._closing:
+            raise EngineClosedError("the model was closed; load it again")
+
+    def _run(self, open_core: Callable[[Callable[[], None]], Core], opened: Future[Core]) -> None:
         try:
             core = open_core(self._check_interrupted)
         except BaseException as error:
             opened.set_exception(error)
             return
-        opened.set_result(None)
+        opened.set_result(core)
         reason: EngineError = EngineClosedError("the model was closed while the request was running")
         try:
             self._serve(core)
@@ -199,9 +190,12 @@ class Engine:
         busy = False
         while True:
             try:
-                item = self._inbox.get(block=not busy)
+                item = self._inbox.get(block=not busy, timeout=None if busy else HEARTBEAT_S)
             except queue.Empty:
-                busy = core.step()
+                if busy:
+                    busy = core.step()
+                if not busy:
+                    core.idle()
                 continue
             if item is None:
                 return

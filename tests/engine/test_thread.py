@@ -15,15 +15,16 @@ import numpy as np
 import pytest
 
 from pyluce.engine import (
+    BatchCore,
     Engine,
     EngineClosedError,
     EngineError,
     EngineForkedError,
+    EngineStats,
     GenerationRequest,
     LogitsError,
     RequestError,
     Resources,
-    SerialCore,
     Ticket,
     TokenEvent,
     generate,
@@ -44,9 +45,10 @@ class Box:
         self.runner: FakeRunner | None = None
         self.engine = Engine(lambda report: self._open(**options))
 
-    def _open(self, **options: Any) -> SerialCore[Any]:
-        self.runner = FakeRunner(VOCABULARY.n_tokens, **options)
-        return SerialCore(Resources(self.runner, Tokenizer(VOCABULARY), NumpyChain, 4096, 16), self.runner.close)
+    def _open(self, n_slots: int = 1, max_queue: int = 64, **options: Any) -> BatchCore[Any]:
+        self.runner = FakeRunner(VOCABULARY.n_tokens, n_slots=n_slots, **options)
+        resources = Resources(self.runner, Tokenizer(VOCABULARY), NumpyChain, 4096, 16)
+        return BatchCore(resources, self.runner.close, n_slots=n_slots, max_queue=max_queue, prefill_share=0.5)
 
     def tokens(self, prompt: tuple[int, ...], n: int = 8) -> list[int]:
         ticket = self.engine.submit(GenerationRequest(prompt, max_tokens=n, ignore_end=True))
@@ -134,7 +136,7 @@ def test_a_failure_ends_one_request_alone() -> None:
 
 
 def test_a_failing_load_is_raised_where_it_was_asked_for() -> None:
-    def fail(report: Any) -> SerialCore[Any]:
+    def fail(report: Any) -> BatchCore[Any]:
         raise ValueError("no such model")
 
     before = threading.active_count()
@@ -147,6 +149,15 @@ class BrokenCore:
     def __init__(self) -> None:
         self.dropped: list[Ticket] = []
         self.tickets: list[Ticket] = []
+
+    def reserve(self, request: GenerationRequest) -> Callable[[], None]:
+        return lambda: None
+
+    def stats(self) -> EngineStats:
+        return EngineStats(0.0, 0.0)
+
+    def idle(self) -> None:
+        pass
 
     def admit(self, ticket: Ticket) -> None:
         self.tickets.append(ticket)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pyluce.engine import Engine, Resources, SerialCore
+from pyluce.engine import BatchCore, Engine, Resources
 from pyluce.luce import LoadedModel, Luce, ModelInfo
 from pyluce.options import LoadOptions
 from pyluce.text import Tokenizer
@@ -22,10 +22,16 @@ def fake_luce(
     n_ctx = options.max_ctx or 512
     runners: list[FakeRunner] = []
 
-    def open_core(report: Any) -> SerialCore[Any]:
-        runner = FakeRunner(vocabulary.n_tokens, **runner_options)
+    def open_core(report: Any) -> BatchCore[Any]:
+        runner = FakeRunner(vocabulary.n_tokens, n_slots=options.max_concurrency, **runner_options)
         runners.append(runner)
-        return SerialCore(Resources(runner, tokenizer, NumpyChain, n_ctx, options.chunk), runner.close)
+        return BatchCore(
+            Resources(runner, tokenizer, NumpyChain, n_ctx, options.chunk),
+            runner.close,
+            n_slots=options.max_concurrency,
+            max_queue=options.max_queue,
+            prefill_share=options.prefill_share,
+        )
 
     tokenizer = Tokenizer(vocabulary)
     engine = Engine(open_core)

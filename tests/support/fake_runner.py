@@ -54,6 +54,14 @@ class FakeRunner:
         self._damage = damage
         self._thread = threading.get_ident()
 
+    @property
+    def n_free_slots(self) -> int:
+        return self.n_slots - len(self.live)
+
+    def memory_report(self) -> dict[str, object]:
+        self._check()
+        return {"calls": len(self.calls)}
+
     def new_sequence(self) -> FakeState:
         self._check()
         if len(self.live) >= self.n_slots:

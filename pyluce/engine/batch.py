@@ -1,0 +1,326 @@
+"""Many requests at once on one runner: every step is planned by the scheduler, carried out here, and shown in the stats."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Generic, TypeVar
+
+from pyluce.engine.admission import AdmissionGate
+from pyluce.engine.errors import DeadlineError, EngineError, RequestCancelledError
+from pyluce.engine.events import Event, FinishReason, PrefillEvent
+from pyluce.engine.generate import Generation, GenerationRequest, Resources, chunk_bounds
+from pyluce.engine.plan import Admission, Chunk, Plan, StepResult
+from pyluce.engine.protocols import Logits, SequenceLike
+from pyluce.engine.scheduler import Phase, Scheduler
+from pyluce.engine.stats import Activity, Counters, EngineStats, Outcome, SlotState, SlotStats
+from pyluce.engine.ticket import Ticket
+
+S = TypeVar("S", bound=SequenceLike)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Live(Generic[S]):
+    """A request in a slot. `next_token` was chosen and is not in the state yet."""
+
+    ticket: Ticket
+    generation: Generation
+    state: S
+    next_token: int = -1
+
+
+class BatchCore(Generic[S]):
+    """Runs on the engine thread; only `reserve` and `stats` are called from others. `close` is called last.
+
+    What ends one request (its own logits, sampler, text or state) ends no other one; a native step that fails ends the requests whose
+    rows or chunk it computed. Events are delivered after the stats that include them were published.
+    """
+
+    def __init__(
+        self,
+        resources: Resources[S],
+        close: Callable[[], None],
+        *,
+        n_slots: int,
+        max_queue: int,
+        prefill_share: float,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`n_slots`: the runner's, all of them free. `clock`: seconds, the same as the tickets'."""
+        if resources.runner.n_free_slots != n_slots:
+            raise ValueError(f"n_slots: expected the runner's {resources.runner.n_free_slots}, found {n_slots}")
+        self.resources = resources
+        self._close = close
+        self._clock = clock
+        self._gate = AdmissionGate(n_slots, max_queue, clock)
+        self._scheduler = Scheduler(n_slots, prefill_share)
+        self._tickets: dict[int, Ticket] = {}  # in the queue or in a slot
+        self._live: dict[int, Live[S]] = {}
+        self._outbox: list[tuple[Ticket, Event]] = []
+        self._answers: list[tuple[Ticket, BaseException | None]] = []
+        self._counters = Counters(clock())
+        self._memory = self._memory_report(MappingProxyType({}))
+        self._checked = True  # nothing has run since the invariants were checked
+        self._activity = (Activity.IDLE, clock())
+        self._heartbeat = clock()
+        self._published = self._snapshot()
+
+    # from any thread
+
+    def reserve(self, request: GenerationRequest) -> Callable[[], None]:
+        """See `Core.reserve`: the request's own limits first, then the queue's."""
+        self.resources.check(request)
+        self._gate.enter()
+        return self._gate.leave
+
+    def stats(self) -> EngineStats:
+        """The last published numbers, with what the engine does at this moment."""
+        published = self._published
+        activity, since = self._activity
+        inside = self._gate.entered - sum(published.requests.values())
+        return replace(
+            published,
+            heartbeat=self._heartbeat,
+            activity=activity,
+            activity_since=since,
+            queue_length=0 if activity is Activity.CLOSED else inside - published.busy_slots,
+            refused=self._gate.refused,
+        )
+
+    # on the engine thread
+
+    def admit(self, ticket: Ticket) -> None:
+        """Queue a request."""
+        request = ticket.request
+        chunks = chunk_bounds(len(request.prompt), self.resources.chunk_tokens, request.cuts)
+        self._scheduler.submit(ticket.id, chunks)
+        self._tickets[ticket.id] = ticket
+
+    def step(self) -> bool:
+        """Drop who is not wanted any more, fill free slots, compute one row graph and one chunk; False when nobody is left."""
+        self._checked = False
+        self._drop_unwanted()
+        while (admission := self._scheduler.admit()) is not None:
+            self._begin(admission)
+        self._deliver()
+        plan = self._scheduler.plan()
+        if plan:
+            self._scheduler.commit(self._run(plan))
+            if not self._deliver():
+                self._publish()
+        return self._scheduler.busy
+
+    def idle(self) -> None:
+        """Check the invariants once after work ran out; show that the engine is alive."""
+        self._act(Activity.IDLE)
+        if not self._checked:
+            self._checked = True
+            for violation in self.violations():
+                self._violated(violation)
+        self._publish()
+
+    def violations(self) -> list[str]:
+        """What contradicts itself between the scheduler, the requests and the runner; empty when all is well. To be called between steps."""
+        found = self._scheduler.violations()
+        in_slots = {owner for owner in self._scheduler.slots if owner is not None}
+        if in_slots != set(self._live):
+            found.append(f"sequences in slots: expected {sorted(in_slots)}, found {sorted(self._live)}")
+        if in_slots | set(self._scheduler.queue) != set(self._tickets):
+            found.append(f"requests: expected those in slots and in the queue, found {sorted(self._tickets)}")
+        if len({id(live.state) for live in self._live.values()}) != len(self._live):
+            found.append("two requests share a state")
+        n_free = self.resources.runner.n_free_slots
+        if n_free != self._gate.n_slots - len(self._live):
+            found.append(f"free slots of the runner: expected {self._gate.n_slots - len(self._live)}, found {n_free}")
+        for number, live in self._live.items():
+            sequence = self._scheduler.get(number)
+            if sequence is None:
+                continue
+            expected = sequence.prompt_done + max(0, live.generation.count - 1)
+            if live.state.length != expected:
+                found.append(f"sequence {number}: expected {expected} tokens in its state, found {live.state.length}")
+        return found
+
+    def drop_all(self, error: BaseException) -> None:
+        """End every request with `error` and free what it holds."""
+        for number in list(self._tickets):
+            self._end(number, Outcome.FAILED, error)
+        self._deliver()
+
+    def close(self) -> None:
+        """Free the runner and what belongs to it."""
+        self._act(Activity.CLOSED)
+        self._publish()
+        self._close()
+
+    def _run(self, plan: Plan) -> StepResult:
+        begun = self._clock()
+        if plan.decode:
+            self._act(Activity.DECODE)
+            self._decode(plan.decode)
+            if plan.prefill is not None:
+                self._deliver()
+        decoded = self._clock()
+        if plan.prefill is not None and self._still_wanted(plan.prefill.sequence):
+            self._act(Activity.PREFILL)
+            self._prefill(plan.prefill)
+        done = self._clock()
+        return StepResult(plan, decoded - begun, done - decoded)
+
+    def _decode(self, numbers: tuple[int, ...]) -> None:
+        rows = [self._live[number] for number in numbers]
+        try:
+            logits = self.resources.runner.decode([(live.state, live.next_token) for live in rows])
+        except Exception as error:
+            for number in numbers:
+                self._end(number, Outcome.FAILED, error)
+            return
+        self._counters.add_rows(len(numbers))
+        for number, row in zip(numbers, logits, strict=True):
+            self._choose(number, row)
+
+    def _prefill(self, chunk: Chunk) -> None:
+        live = self._live[chunk.sequence]
+        tokens = live.ticket.request.prompt[chunk.begin : chunk.end]
+        try:
+            logits = self.resources.runner.prefill(live.state, tokens, want="last" if chunk.last else "none")
+        except Exception as error:
+            self._end(chunk.sequence, Outcome.FAILED, error)
+            return
+        self._counters.add_chunk(self._clock(), len(tokens))
+        self._outbox.append((live.ticket, PrefillEvent(done=chunk.end, total=len(live.ticket.request.prompt))))
+        if chunk.last:
+            self._choose(chunk.sequence, logits)
+
+    def _choose(self, number: int, logits: Logits | None) -> None:
+        live = self._live[number]
+        generation = live.generation
+        try:
+            if logits is None:
+                raise EngineError("the runner returned no logits for the last chunk of a prompt")
+            token = generation.commit(logits)
+            live.next_token = token.token
+            self._counters.add_token(self._clock())
+            self._outbox.append((live.ticket, token))
+            if not generation.finished:
+                return
+            finish = generation.finish()
+        except Exception as error:
+            self._end(number, Outcome.FAILED, error)
+            return
+        self._outbox.append((live.ticket, finish))
+        self._end(number, Outcome.STOP if finish.reason is FinishReason.STOP else Outcome.LENGTH)
+
+    # requests come and go
+
+    def _begin(self, admission: Admission) -> None:
+        ticket = self._tickets[admission.sequence]
+        try:
+            generation = Generation.begin(self.resources, ticket.request, ticket.submitted_at, self._clock)
+            try:
+                state = self.resources.runner.new_sequence()
+            except BaseException:
+                generation.close()
+                raise
+        except Exception as error:
+            self._end(ticket.id, Outcome.FAILED, error)
+            return
+        self._live[ticket.id] = Live(ticket, generation, state)
+
+    def _drop_unwanted(self) -> None:
+        for number in list(self._tickets):
+            self._still_wanted(number)
+
+    def _still_wanted(self, number: int) -> bool:
+        """The request runs on; if it was cancelled or its time is over it ends here."""
+        ticket = self._tickets.get(number)
+        if ticket is None:
+            return False
+        deadline = ticket.deadline_at
+        if ticket.cancelled:
+            self._end(number, Outcome.CANCELLED, RequestCancelledError("the request was cancelled"))
+        elif deadline is not None and self._clock() >= deadline:
+            seconds = ticket.request.deadline_s
+            self._end(number, Outcome.DEADLINE, DeadlineError(f"deadline_s: the answer took longer than {seconds:g} s"))
+        else:
+            return True
+        return False
+
+    def _end(self, number: int, outcome: Outcome, error: BaseException | None = None) -> None:
+        """Free everything that a request holds; its answer goes out with the next delivery."""
+        ticket = self._tickets.pop(number)
+        live = self._live.pop(number, None)
+        for free in (live.generation.close, live.state.free) if live is not None else ():
+            try:
+                free()
+            except Exception as failure:
+                self._violated(f"request {number} could not be freed: {type(failure).__name__}: {failure}")
+        self._scheduler.retire(number)
+        self._counters.requests[outcome] += 1
+        self._answers.append((ticket, error))
+
+    def _deliver(self) -> bool:
+        """Publish, then report: whoever gets an event finds it in the stats. False when there is nothing to report."""
+        if not self._outbox and not self._answers:
+            return False
+        if self._answers:
+            self._memory = self._memory_report(self._memory)
+        self._publish()
+        outbox, self._outbox = self._outbox, []
+        answers, self._answers = self._answers, []
+        for ticket, event in outbox:
+            ticket.put(event)
+        for ticket, error in answers:
+            if error is None:
+                ticket.finish()
+            else:
+                ticket.fail(error)
+        return True
+
+    # what others see
+
+    def _act(self, activity: Activity) -> None:
+        now = self._clock()
+        self._heartbeat = now
+        if self._activity[0] is not activity:
+            self._activity = (activity, now)
+
+    def _publish(self) -> None:
+        self._heartbeat = self._clock()
+        self._published = self._snapshot()
+
+    def _snapshot(self) -> EngineStats:
+        now = self._clock()
+        slots = tuple(self._slot_stats(number, now) for number in self._scheduler.slots)
+        return self._counters.snapshot(now, slots, self._memory, self._gate.max_queue)
+
+    def _slot_stats(self, number: int | None, now: float) -> SlotStats:
+        live = self._live.get(number) if number is not None else None
+        sequence = self._scheduler.get(number) if number is not None else None
+        if live is None or sequence is None:
+            return SlotStats()
+        generation = live.generation
+        return SlotStats(
+            state=SlotState.DECODE if sequence.phase is Phase.DECODE else SlotState.PREFILL,
+            request_id=number,
+            prompt_done=sequence.prompt_done,
+            prompt_total=sequence.prompt_length,
+            generated=generation.count,
+            tokens_per_second=generation.tokens_per_second(now),
+        )
+
+    def _memory_report(self, before: Mapping[str, object]) -> Mapping[str, object]:
+        try:
+            return MappingProxyType(self.resources.runner.memory_report())
+        except Exception as failure:  # a number less to show is no reason to stop
+            log.error("no memory report: %s: %s", type(failure).__name__, failure)
+            return before
+
+    def _violated(self, message: str) -> None:
+        self._counters.violations += 1
+        log.error("invariant violated: %s", message)

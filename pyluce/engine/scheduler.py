@@ -1,0 +1,185 @@
+"""Decides what every step computes. A pure object over plain data: no clock, no thread, no runner.
+
+The rules, each a property that tests/engine/test_scheduler.py checks:
+
+* Slots are given in order of arrival, and no slot has two owners.
+* Every decoding sequence has a row in every step, so a live stream waits for at most one chunk of somebody's prompt.
+* Prompts that are being read take turns, a chunk each, so prompts of one length give their first tokens together.
+* While others decode, prompts take at most `prefill_share` of the time: a chunk that took t seconds is paid back with row steps
+  of t * (1 - share) / share seconds before the next chunk. With nobody decoding, chunks follow each other.
+* A step is empty only when there is no sequence in a slot.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyluce.engine.plan import Admission, Chunk, Plan, StepResult
+from pyluce.engine.slots import SlotTable
+
+
+class Phase(enum.Enum):
+    """Where a sequence is on its way."""
+
+    QUEUED = "queued"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(slots=True)
+class ScheduledSequence:
+    """A sequence's place in the schedule. `chunks`: the bounds of its prompt's chunks, a function of its own tokens only."""
+
+    number: int
+    chunks: tuple[tuple[int, int], ...]
+    phase: Phase = Phase.QUEUED
+    slot: int | None = None
+    chunks_done: int = 0
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the prompt."""
+        return self.chunks[-1][1]
+
+    @property
+    def prompt_done(self) -> int:
+        """Tokens of the prompt that are computed."""
+        return self.chunks[self.chunks_done - 1][1] if self.chunks_done else 0
+
+    def next_chunk(self) -> Chunk:
+        """The chunk that comes next."""
+        begin, end = self.chunks[self.chunks_done]
+        return Chunk(self.number, begin, end, last=end == self.prompt_length)
+
+
+class Scheduler:
+    """Sequences by number, from the queue through a slot to their end.
+
+    A step: `admit` until it returns None, `plan`, carry the plan out, `commit`. `retire` ends a sequence in any phase, also between
+    `plan` and `commit`. Numbers grow with the order of arrival.
+    """
+
+    def __init__(self, n_slots: int, prefill_share: float) -> None:
+        if not 0.0 <= prefill_share <= 1.0:
+            raise ValueError(f"prefill_share: expected 0 to 1, found {prefill_share}")
+        self._share = prefill_share
+        self._debt_s = 0.0  # row steps' time that prompts still owe
+        self._slots = SlotTable(n_slots)
+        self._sequences: dict[int, ScheduledSequence] = {}
+        self._queue: deque[int] = deque()
+        self._prefilling: deque[int] = deque()  # the first one's chunk is next
+        self._decoding: dict[int, None] = {}  # a set that keeps its order
+
+    @property
+    def slots(self) -> tuple[int | None, ...]:
+        """The sequence in each slot, None where it is free."""
+        return self._slots.owners
+
+    @property
+    def queue(self) -> tuple[int, ...]:
+        """The sequences that wait for a slot, first come first."""
+        return tuple(self._queue)
+
+    @property
+    def busy(self) -> bool:
+        """There are sequences."""
+        return bool(self._sequences)
+
+    def get(self, number: int) -> ScheduledSequence | None:
+        """A sequence that was submitted and not retired."""
+        return self._sequences.get(number)
+
+    def submit(self, number: int, chunks: Sequence[tuple[int, int]]) -> None:
+        """Queue a sequence. `chunks`: consecutive bounds (begin, end) from 0 on."""
+        ends = [0, *(end for _, end in chunks)]
+        if not chunks or [begin for begin, _ in chunks] != ends[:-1] or any(b >= e for b, e in chunks):
+            raise ValueError(f"sequence {number}: expected consecutive chunks from 0 on, found {list(chunks)}")
+        if number in self._sequences or (self._queue and number < self._queue[-1]):
+            raise ValueError(f"sequence {number}: expected a new number, larger than those before")
+        self._sequences[number] = ScheduledSequence(number, tuple(chunks))
+        self._queue.append(number)
+
+    def admit(self) -> Admission | None:
+        """Give the first sequence of the queue a slot; None when there is no sequence or no slot."""
+        if not self._queue or not self._slots.n_free:
+            return None
+        sequence = self._sequences[self._queue.popleft()]
+        sequence.slot = self._slots.take(sequence.number)
+        sequence.phase = Phase.PREFILL
+        self._prefilling.append(sequence.number)
+        return Admission(sequence.number, sequence.slot)
+
+    def plan(self) -> Plan:
+        """The next step. Changes nothing."""
+        chunk = None
+        if self._prefilling and self._prefill_allowed():
+            chunk = self._sequences[self._prefilling[0]].next_chunk()
+        return Plan(tuple(self._decoding), chunk)
+
+    def commit(self, result: StepResult) -> None:
+        """The step was carried out; sequences that were retired meanwhile are passed over."""
+        chunk = result.plan.prefill
+        if chunk is not None and chunk.sequence in self._sequences:
+            self._advance(self._sequences[chunk.sequence])
+        if result.plan.decode:
+            self._debt_s = max(0.0, self._debt_s - self._share * result.decode_s)
+            self._debt_s += (1.0 - self._share) * result.prefill_s
+        self._forgive()
+
+    def retire(self, number: int) -> None:
+        """End a sequence, in whatever phase; its slot is free."""
+        sequence = self._sequences.pop(number)
+        if sequence.phase is Phase.QUEUED:
+            self._queue.remove(number)
+        elif sequence.phase is Phase.PREFILL:
+            self._prefilling.remove(number)
+        else:
+            del self._decoding[number]
+        if sequence.slot is not None:
+            self._slots.give(sequence.slot, number)
+        self._forgive()
+
+    def violations(self) -> list[str]:
+        """What contradicts itself, in words; empty when all is well."""
+        found = []
+        for phase, listed in (
+            (Phase.QUEUED, list(self._queue)),
+            (Phase.PREFILL, list(self._prefilling)),
+            (Phase.DECODE, list(self._decoding)),
+        ):
+            expected = [s.number for s in self._sequences.values() if s.phase is phase]
+            if sorted(listed) != sorted(expected):
+                found.append(f"{phase.value}: expected sequences {sorted(expected)}, found {sorted(listed)}")
+        if list(self._queue) != sorted(self._queue):
+            found.append(f"the queue is not in order of arrival: {list(self._queue)}")
+        held = {s.slot: s.number for s in self._sequences.values() if s.slot is not None}
+        for slot, owner in enumerate(self._slots.owners):
+            if held.pop(slot, None) != owner:
+                found.append(f"slot {slot} is held by {owner}, which does not know it")
+        found.extend(f"sequence {number} is in slot {slot}, which another one holds" for slot, number in held.items())
+        for s in self._sequences.values():
+            if (s.slot is None) != (s.phase is Phase.QUEUED):
+                found.append(f"sequence {s.number} is in phase {s.phase.value} with slot {s.slot}")
+            if (s.chunks_done == len(s.chunks)) != (s.phase is Phase.DECODE):
+                found.append(f"sequence {s.number}: {s.chunks_done} of {len(s.chunks)} chunks, but {s.phase.value}")
+        return found
+
+    def _prefill_allowed(self) -> bool:
+        return not self._decoding or (self._share > 0.0 and self._debt_s <= 0.0)
+
+    def _forgive(self) -> None:
+        """Nobody waits for time that prompts owe."""
+        if not self._decoding:
+            self._debt_s = 0.0
+
+    def _advance(self, sequence: ScheduledSequence) -> None:
+        sequence.chunks_done += 1
+        self._prefilling.remove(sequence.number)
+        if sequence.chunks_done < len(sequence.chunks):
+            self._prefilling.append(sequence.number)
+        else:
+            sequence.phase = Phase.DECODE
+            self._decoding[sequence.number] = None
