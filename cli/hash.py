@@ -67,7 +67,7 @@ def hash_command(
         raise click.UsageError(
             f"--check: {check} holds {len(expected.prompts)} prompts of {expected.n} tokens, found {len(prompts)} of {n}"
         )
-    with loaded_model(engine) as luce:
+    with loaded_model(engine.for_one_request()) as luce:
         requests = [make_request(luce, line, n, chat, ignore_end) for line in prompts]
         report = HashReport(n, luce.info.name, settings(engine, luce), tuple(run_all(luce, requests)))
     show(report)

@@ -11,6 +11,7 @@ from cli.console import LoadProgress
 from cli.options import EngineFlags, as_flag
 from pyluce.engine import RequestError
 from pyluce.luce import Luce
+from pyluce.options import OptionError
 from pyluce.text import TemplateError
 
 
@@ -42,5 +43,7 @@ def _load(engine: EngineFlags) -> Luce:
     with LoadProgress(engine.quiet) as progress:
         try:
             return Luce.load_with(engine.model, engine.load, progress)
+        except OptionError as error:
+            raise Failure(as_flag(error)) from error
         except (ValueError, RuntimeError, MemoryError, OSError) as error:
             raise Failure(f"cannot load the model: {error or type(error).__name__}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from pyluce.options import (
     DEFAULT_MAX_CTX,
     KV_TYPES,
     MAX_CHUNK,
+    MAX_CONCURRENCY,
     MAX_CTX_LIMIT,
+    MAX_QUEUE,
     MAX_THREADS,
     LoadOptions,
     OptionError,
@@ -31,11 +33,16 @@ _SAMPLING = SamplingParams()
 
 @dataclass(frozen=True, slots=True)
 class EngineFlags:
-    """Which model, how it is loaded, and whether standard error stays quiet."""
+    """Which model, how it is loaded, and whether standard error stays quiet. `one_slot`: no number of slots was asked for."""
 
     model: Path | None
     load: LoadOptions
     quiet: bool
+    one_slot: bool = False
+
+    def for_one_request(self) -> EngineFlags:
+        """For a command that runs a request at a time: a single slot, unless the user asked for more."""
+        return replace(self, load=replace(self.load, max_concurrency=1)) if self.one_slot else self
 
 
 _ENGINE = (
@@ -79,6 +86,31 @@ _ENGINE = (
         envvar="LUCE_REPACK",
         show_envvar=True,
         help="Keep a copy of matrices in the layout that this CPU multiplies fastest.",
+    ),
+    click.option(
+        "--max-concurrency",
+        type=click.IntRange(1, MAX_CONCURRENCY),
+        envvar="LUCE_MAX_CONCURRENCY",
+        show_envvar=True,
+        help=f"Requests computed at once; memory for all is taken at the start.  [default: {_LOAD.max_concurrency}, or 1 for one prompt]",
+    ),
+    click.option(
+        "--max-queue",
+        type=click.IntRange(0, MAX_QUEUE),
+        default=_LOAD.max_queue,
+        show_default=True,
+        envvar="LUCE_MAX_QUEUE",
+        show_envvar=True,
+        help="Requests that may wait; the next one is refused.",
+    ),
+    click.option(
+        "--prefill-share",
+        type=click.FloatRange(0.0, 1.0),
+        default=_LOAD.prefill_share,
+        show_default=True,
+        envvar="LUCE_PREFILL_SHARE",
+        show_envvar=True,
+        help="How much of the time prompts may take while other requests decode; with 0 they wait until none does.",
     ),
     click.option(
         "--chat-template-file",
@@ -165,16 +197,29 @@ def engine_options(command: Command) -> Command:
         kv_type: str,
         chunk: int,
         repack: bool,
+        max_concurrency: int | None,
+        max_queue: int,
+        prefill_share: float,
         chat_template_file: Path | None,
         quiet: bool,
         **rest: Any,
     ) -> Any:
         template = read_text_file(chat_template_file, "--chat-template-file") if chat_template_file else None
         try:
-            load = LoadOptions(max_ctx, threads, kv_type, chunk, repack, template)
+            load = LoadOptions(
+                max_ctx=max_ctx,
+                threads=threads,
+                kv_type=kv_type,
+                chunk=chunk,
+                repack=repack,
+                chat_template=template,
+                max_concurrency=max_concurrency or _LOAD.max_concurrency,
+                max_queue=max_queue,
+                prefill_share=prefill_share,
+            )
         except OptionError as error:
             raise click.UsageError(as_flag(error)) from error
-        return command(engine=EngineFlags(model, load, quiet), **rest)
+        return command(engine=EngineFlags(model, load, quiet, one_slot=max_concurrency is None), **rest)
 
     return _with_flags(with_engine, _ENGINE)
 

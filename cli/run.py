@@ -65,7 +65,7 @@ def run(
     refuse_together(raw=not chat, chat_template_file=engine.load.chat_template is not None)
     refuse_together(json=as_json, **{"show_thinking" if show_thinking else "hide_thinking": show_thinking is not None})
     text = read_prompt(prompt, prompt_file)
-    with loaded_model(engine) as luce:
+    with loaded_model(engine.for_one_request()) as luce:
         if thinking is not None and luce.template is not None and not luce.template.has_thinking_switch:
             flag = _thinking_flag(thinking).replace("_", "-")
             click.echo(f"warning: --{flag} ignored: this model's chat template has no such switch", err=True)
