@@ -1,0 +1,119 @@
+"""What the routes share, and the one way in which a generation is answered: whole, or as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from fastapi import Request
+from starlette.responses import Response
+
+from pyluce.server.bridge import Running, run_text, unless_gone
+from pyluce.server.errors import as_api_error
+from pyluce.server.jsontext import JsonResponse
+from pyluce.server.metrics import HttpCounters
+from pyluce.server.protocols import Service, TextTools
+from pyluce.server.reply import Answer, Piece, Plan, collect, read_pieces
+from pyluce.server.settings import ServerSettings
+from pyluce.server.sse import EventStreamResponse, frame
+from pyluce.server.token_texts import TokenTexts
+
+T = TypeVar("T")
+
+Pieces = AsyncIterator[tuple[int, list[Piece]]]
+
+
+class Writer(Protocol):
+    """One API's way to write an answer down. A writer serves one HTTP request."""
+
+    def whole(self, answers: list[Answer]) -> dict[str, Any]:
+        """The complete answer."""
+
+    def begin(self) -> list[bytes]:
+        """The frames before the first piece."""
+
+    def frames(self, index: int, pieces: list[Piece]) -> list[bytes]:
+        """The frames of what one event brought for choice `index`."""
+
+    def end(self) -> list[bytes]:
+        """The frames after the last piece."""
+
+    def failure(self, error: BaseException) -> list[bytes]:
+        """The frames that tell of an error after the stream began."""
+
+
+@dataclass(slots=True)
+class AppContext:
+    """One application: its model, its settings, and what all requests share. Lives in `app.state.luce`."""
+
+    service: Service
+    settings: ServerSettings
+    counters: HttpCounters
+    started_at: float = field(default_factory=time.time)
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    token_texts: TokenTexts = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.token_texts = TokenTexts(self.service)
+
+    @property
+    def model_name(self) -> str:
+        """The model's name in answers."""
+        return self.settings.model_alias or self.service.info.name
+
+    @property
+    def tools_supported(self) -> bool:
+        """The chat template writes tool definitions."""
+        template = self.service.template
+        return template is not None and "tools" in template.source
+
+    async def text(self, request: Request, work: Callable[[TextTools], T]) -> T:
+        """Run `work` on the vocabulary's thread. Raises ClientGone when nobody waits for it any more."""
+        return await unless_gone(request, run_text(self.service, work))
+
+    async def answer(self, request: Request, plan: Plan, writer: Writer, stream: bool) -> Response:
+        """Generate what `plan` says and answer with it. Whatever is refused is refused before a stream begins."""
+        running = Running(self.service, plan.choices)
+        pieces = self._with_texts(plan, read_pieces(plan, running.events()))
+        if stream:
+            return EventStreamResponse(_frames(writer, pieces), self.settings.keep_alive_s, running.close)
+        try:
+            return JsonResponse(writer.whole(await unless_gone(request, collect(plan, pieces))))
+        finally:
+            running.close()
+
+    async def _with_texts(self, plan: Plan, pieces: Pieces) -> Pieces:
+        """The same pieces; the texts of the tokens in them are known when they are passed on."""
+        async for index, some in pieces:
+            if plan.with_tokens:
+                await self.token_texts.learn(some)
+            yield index, some
+
+
+def get_context(request: Request) -> AppContext:
+    """The application's context."""
+    context: AppContext = request.app.state.luce
+    return context
+
+
+async def _frames(writer: Writer, pieces: Pieces) -> AsyncGenerator[bytes, None]:
+    for data in writer.begin():
+        yield data
+    try:
+        async for index, some in pieces:
+            for data in writer.frames(index, some):
+                yield data
+    except Exception as error:
+        for data in writer.failure(error):
+            yield data
+        return
+    for data in writer.end():
+        yield data
+
+
+def openai_failure(error: BaseException) -> list[bytes]:
+    """An error inside an OpenAI-like stream, which ends without `[DONE]`."""
+    return [frame(as_api_error(error).openai())]

@@ -1,0 +1,141 @@
+"""GET /props: how the server runs, in the reference system's schema 2. Every key is always there; what is not known is null."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psutil
+
+from pyluce import __version__
+from pyluce.engine.stats import Activity
+from pyluce.server.context import AppContext
+from pyluce.server.settings import EFFORTS
+
+PROPS_SCHEMA = 2
+NAME = "luce"
+
+
+def props(context: AppContext, endpoints: list[str]) -> dict[str, Any]:
+    """The whole answer, from published numbers only."""
+    service, settings = context.service, context.settings
+    info, template, stats = service.info, service.template, service.stats()
+    reasons = template is not None and template.has_reasoning
+    sampling = settings.sampling
+    efforts = settings.efforts
+    return {
+        "default_generation_settings": {
+            "n_ctx": info.n_ctx,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "repeat_penalty": sampling.repeat_penalty,
+        },
+        "model_alias": context.model_name,
+        "model_path": str(info.path),
+        "build_info": f"{NAME} v{__version__} props_schema={PROPS_SCHEMA}",
+        "speculative_mode": "off",
+        "server": {"name": NAME, "version": __version__, "props_schema": PROPS_SCHEMA},
+        "model": {
+            "arch": "qwen4exp",
+            "draft_path": None,
+            "tokenizer_id": None,
+            "name": info.name,
+            "n_vocab": info.n_vocab,
+            "n_layer": info.n_layer,
+            "n_ctx_train": info.n_ctx_train,
+            "size_bytes": info.size_bytes,
+            "warnings": list(info.warnings),
+        },
+        "runtime": {
+            "backend": "cpu",
+            "fa_window": None,
+            "kv_cache_k": service.options.kv_type,
+            "kv_cache_v": service.options.kv_type,
+            "lazy_draft": None,
+            "draft_residency": None,
+            "target_sharding": None,
+            "chunk": service.options.chunk,
+            "target_device": "cpu",
+            "draft_device": None,
+            "threads": info.threads,
+            "slots": len(stats.slots),
+            "max_queue": stats.max_queue,
+        },
+        "reasoning": {
+            "supported": reasons,
+            "default": None,
+            "supported_efforts": list(EFFORTS) if reasons else [],
+        },
+        "model_card": None,
+        "budget_envelope": {
+            "model_card_source": None,
+            "default_max_tokens": settings.default_max_tokens,
+            "hard_limit_reply_budget": settings.reply_reserve,
+            "think_max_tokens": efforts.x_high if reasons else None,
+            "effort_tiers": {effort: efforts.limit(effort) for effort in EFFORTS},
+        },
+        "speculative": {"enabled": False, "ddtree_budget": None},
+        "sampling": {
+            "capabilities": {
+                "supports_temperature": True,
+                "supports_top_p": True,
+                "supports_top_k": True,
+                "supports_min_p": True,
+                "supports_frequency_penalty": True,
+                "supports_presence_penalty": True,
+                "supports_repetition_penalty": True,
+                "supports_logit_bias": True,
+                "supports_seed": True,
+            }
+        },
+        "pflash": {"enabled": False, "mode": None},
+        "prefix_cache": {"capacity": 0, "in_use": 0, "lifetime_hits": 0},
+        "full_cache": {
+            "enabled": False,
+            "capacity": 0,
+            "in_use": 0,
+            "disk_bytes": 0,
+            "lifetime_hits": 0,
+            "disk_policy": None,
+        },
+        "tool_replay": {"max_entries": 0, "max_bytes": 0, "current_entries": 0, "current_bytes": 0},
+        "daemon": {"alive": stats.activity is not Activity.CLOSED},
+        "api": {"endpoints": endpoints},
+        "capabilities": {
+            "reasoning_supported": reasons,
+            "speculative_supported": False,
+            "tools_supported": context.tools_supported,
+        },
+        "memory": {
+            "cache": None,
+            "snapshots": None,
+            "process": _process_memory(),
+            "engine": to_plain(stats.memory),
+        },
+    }
+
+
+def to_plain(value: object) -> Any:
+    """A report as JSON can hold it."""
+    if hasattr(value, "items"):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_plain(item) for item in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def _process_memory() -> dict[str, int | None]:
+    rss = psutil.Process().memory_info().rss
+    return {"rss_bytes": rss, "peak_rss_bytes": _peak_rss()}
+
+
+def _peak_rss() -> int | None:
+    try:
+        with open("/proc/self/status", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        return None
+    return None

@@ -1,0 +1,97 @@
+"""Server-sent events: frames, keep-alive comments, and a response that notices when its client has gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from pyluce.server.jsontext import to_json
+
+KEEP_ALIVE = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
+
+
+def frame(data: Any, event: str | None = None) -> bytes:
+    """One event; `data` is sent as one line of JSON."""
+    head = f"event: {event}\n" if event else ""
+    return f"{head}data: {to_json(data)}\n\n".encode("ascii")
+
+
+class EventStreamResponse(Response):
+    """Sends the frames of an async generator.
+
+    The generator is closed and `on_close` called when it ends, when the client disconnects, and when the server stops the request,
+    even before the first frame. A comment is sent after each `keep_alive_s` of silence.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        frames: AsyncGenerator[bytes, None],
+        keep_alive_s: float,
+        on_close: Callable[[], None] = lambda: None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self._frames = frames
+        self._on_close = on_close
+        self._keep_alive_s = keep_alive_s
+        self.status_code = 200
+        self.background = None
+        self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no", **(headers or {})})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.ensure_future(self._send_all(send))
+        gone = asyncio.ensure_future(wait_for_disconnect(receive))
+        try:
+            await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                with suppress(OSError):  # the client went while a frame was being sent
+                    sending.result()
+        finally:
+            self._on_close()
+            await cancel_and_wait(sending, gone)
+            await self._frames.aclose()
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        following: asyncio.Future[bytes] | None = None
+        try:
+            while True:
+                following = following or asyncio.ensure_future(anext(self._frames))
+                await asyncio.wait((following,), timeout=self._keep_alive_s)
+                if not following.done():
+                    await _send_body(send, KEEP_ALIVE)
+                    continue
+                try:
+                    data = following.result()
+                except StopAsyncIteration:
+                    break
+                following = None
+                await _send_body(send, data)
+        finally:
+            if following is not None:
+                await cancel_and_wait(following)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Return when the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel tasks and let them finish their clean-up; their exceptions are not raised here."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _send_body(send: Send, data: bytes) -> None:
+    await send({"type": "http.response.body", "body": data, "more_body": True})
