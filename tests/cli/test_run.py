@@ -115,14 +115,14 @@ def test_engine_flags_and_their_environment(
     luce: Command, loads: list[tuple[Any, LoadOptions]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     luce("run", "m.gguf", "-p", "x", "-n", "1", "--max-ctx", "128", "--threads", "3", "--kv-type", "f32", "--no-repack")
-    assert loads[-1] == (Path("m.gguf"), LoadOptions(128, 3, "f32", 512, False))
+    assert loads[-1] == (Path("m.gguf"), LoadOptions(128, 3, "f32", 512, False, max_concurrency=1))
     for name, value in (("MAX_CTX", "256"), ("THREADS", "2"), ("KV_TYPE", "f32"), ("CHUNK", "64"), ("REPACK", "0")):
         monkeypatch.setenv(f"LUCE_{name}", value)
     luce("run", "-p", "x", "-n", "1")
-    assert loads[-1] == (None, LoadOptions(256, 2, "f32", 64, False))
+    assert loads[-1] == (None, LoadOptions(256, 2, "f32", 64, False, max_concurrency=1))
     monkeypatch.setenv("LUCE_REPACK", "1")
     luce("run", "-p", "x", "-n", "1", "--threads", "1")
-    assert loads[-1] == (None, LoadOptions(256, 1, "f32", 64, True))
+    assert loads[-1] == (None, LoadOptions(256, 1, "f32", 64, True, max_concurrency=1))
 
 
 @pytest.mark.parametrize(
