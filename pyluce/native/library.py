@@ -42,26 +42,16 @@ def load_libraries(backend: str = "cpu", *, _check_stamp: bool = True) -> Librar
     ``_check_stamp`` is for this project's tests.
     """
     global _libraries
-    with _lock:
-        if _libraries is not None:
-            if _libraries.backend != backend:
-                raise NativeError(
-                    f"expected one backend in a process: {_libraries.backend!r} is loaded, {backend!r} was asked for; "
-                    "start another process for it"
-                )
-            return _libraries
-        directory = find_directory(backend)
-        handles = {"ggml-base": _open(directory, "ggml-base", backend)}
-        found = _read_stamp(handles["ggml-base"])
-        if _check_stamp:
-            check_stamp(found, directory, backend)
-        for name in library_names(backend)[1:]:
-            handles[name] = _open(directory, name, backend)
-        declare.bind(handles)
-        callbacks.install()
-        llama.llama_backend_init()
-        _libraries = Libraries(backend, directory, found or "", handles)
-        return _libraries
+    if _libraries is None:
+        with _lock:
+            if _libraries is None:
+                _libraries = _load(backend, _check_stamp)
+    if _libraries.backend != backend:
+        raise NativeError(
+            f"expected one backend in a process: {_libraries.backend!r} is loaded, {backend!r} was asked for; "
+            "start another process for it"
+        )
+    return _libraries
 
 
 def library_names(backend: str) -> list[str]:
@@ -119,6 +109,20 @@ def check_stamp(found: str | None, directory: Path, backend: str) -> None:
             f"the libraries in {directory} were built from another source. {reason}. "
             f"Build them: {build_command(backend)}"
         )
+
+
+def _load(backend: str, check: bool) -> Libraries:
+    directory = find_directory(backend)
+    handles = {"ggml-base": _open(directory, "ggml-base", backend)}
+    found = _read_stamp(handles["ggml-base"])
+    if check:
+        check_stamp(found, directory, backend)
+    for name in library_names(backend)[1:]:
+        handles[name] = _open(directory, name, backend)
+    declare.bind(handles)
+    callbacks.install()
+    llama.llama_backend_init()
+    return Libraries(backend, directory, found or "", handles)
 
 
 def _written_stamp(directory: Path) -> str | None:

@@ -7,6 +7,7 @@ of level INFO and above. The C callback that calls ``receive`` is in ``callbacks
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import deque
 
@@ -62,6 +63,10 @@ class LogRing:
             self._untaken = 0
             return lines
 
+    def new_lock(self) -> None:
+        """In a forked child: the thread that held the lock, if any, is not there to release it."""
+        self._lock = threading.RLock()
+
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
@@ -71,6 +76,8 @@ class LogRing:
 
 
 ring = LogRing()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=ring.new_lock)
 
 
 def tail(n_lines: int = TAIL_LINES) -> list[str]:

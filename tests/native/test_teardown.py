@@ -72,6 +72,8 @@ threading.Thread(target=work, daemon=True).start()
 ready.wait()
 """,
     "forked child exits normally": """
+import warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of a fork beside other threads: the workers
 owners = make(path)
 child = os.fork()
 if child == 0:
@@ -86,6 +88,8 @@ assert status == 0, status
 owners[0].compute(owners[2])
 """,
     "forked child loads its own": """
+import warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of a fork beside other threads: the workers
 owners = make(path)
 child = os.fork()
 if child == 0:
