@@ -5,7 +5,8 @@
 #   make lint          ruff, and mypy --strict
 #   make bench         the CPU speed comparison with upstream's llama-bench
 #   make test-oracle   the tests against transformers (own environment with torch, a large download)
-#   make clean         remove what was built; make distclean: the environments and the fetched source too
+#   make clean         remove what was built
+#   make distclean     the environments and the fetched source too
 #
 # PYTHON=python3.12 chooses the interpreter, JOBS=4 the number of compilers at once.
 
@@ -22,7 +23,12 @@ ORACLE := .venv-oracle
 ORACLE_READY := $(ORACLE)/.luce-ready
 SETUP_FILES := pyproject.toml setup.py MANIFEST.in
 
-.PHONY: demo test lint bench test-oracle build setup clean distclean
+.DEFAULT_GOAL := help
+
+.PHONY: help demo test lint bench test-oracle build setup clean distclean
+
+help:
+	@sed -n 's/^#   make/  make/p' Makefile
 
 demo: build
 	$(VENV)/bin/luce run --prompt "$(PROMPT)"
