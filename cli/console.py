@@ -12,8 +12,11 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 PLAIN_INTERVAL_S = 5.0
 
-# what a model writes must not steer the terminal: control characters other than tab and newline are made visible
-_VISIBLE_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
+# what a model writes must not steer the terminal: carriage returns vanish, other control characters are made visible
+_VISIBLE_CONTROLS: dict[int, str] = {
+    **{code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"},
+    ord("\r"): "",
+}
 
 
 class AnswerPrinter:
