@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 from starlette.middleware.cors import CORSMiddleware
 
 from pyluce import __version__
@@ -33,11 +34,11 @@ def create_app(service: Service, settings: ServerSettings | None = None) -> Fast
         redirect_slashes=False,
     )
     counters = HttpCounters(service)
-    app.state.luce = AppContext(service, settings, counters)
+    paths = sorted({route.path for router in _ROUTERS for route in router.routes if isinstance(route, APIRoute)})
+    app.state.luce = AppContext(service, settings, counters, tuple(paths))
     for router in _ROUTERS:
         app.include_router(router)
     install_handlers(app)
-    paths = [route.path for route in app.routes if hasattr(route, "path")]
     # the last one added is the outermost
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     if settings.api_key is not None:

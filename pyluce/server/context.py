@@ -52,6 +52,7 @@ class AppContext:
     service: Service
     settings: ServerSettings
     counters: HttpCounters
+    endpoints: tuple[str, ...]
     started_at: float = field(default_factory=time.time)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     token_texts: TokenTexts = field(init=False)
@@ -72,16 +73,24 @@ class AppContext:
 
     async def text(self, request: Request, work: Callable[[TextTools], T]) -> T:
         """Run `work` on the vocabulary's thread. Raises ClientGone when nobody waits for it any more."""
-        return await unless_gone(request, run_text(self.service, work))
+        try:
+            return await unless_gone(request, run_text(self.service, work))
+        except Exception as error:
+            raise as_api_error(error) from error
 
     async def answer(self, request: Request, plan: Plan, writer: Writer, stream: bool) -> Response:
         """Generate what `plan` says and answer with it. Whatever is refused is refused before a stream begins."""
-        running = Running(self.service, plan.choices)
+        try:
+            running = Running(self.service, plan.choices)
+        except Exception as error:
+            raise as_api_error(error) from error
         pieces = self._with_texts(plan, read_pieces(plan, running.events()))
         if stream:
             return EventStreamResponse(_frames(writer, pieces), self.settings.keep_alive_s, running.close)
         try:
             return JsonResponse(writer.whole(await unless_gone(request, collect(plan, pieces))))
+        except Exception as error:
+            raise as_api_error(error) from error
         finally:
             running.close()
 

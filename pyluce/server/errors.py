@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from pyluce.engine import ContextLimitError, EngineError, RequestError
+from pyluce.engine import ContextLimitError, EngineError, LogitsError, RequestError
 from pyluce.engine.errors import DeadlineError, QueueFullError
 from pyluce.server.bridge import ClientGone
 from pyluce.server.jsontext import JsonResponse
@@ -102,6 +102,9 @@ def as_api_error(error: BaseException) -> ApiError:
         return ApiError(CLIENT_CLOSED_REQUEST, "the client closed the request", code="client_gone")
     if isinstance(error, EngineError):
         return ApiError(503, str(error), code="engine_unavailable")
+    if isinstance(error, LogitsError):
+        log.error("a request failed: %s", error)
+        return ApiError(500, str(error), code="generation_failed")
     log.error("a request failed: %s", error, exc_info=error)
     return ApiError(500, f"the request failed inside the server: {type(error).__name__}", code="internal_error")
 

@@ -151,10 +151,12 @@ def plan_text(
     n_logprobs: int | None,
 ) -> tuple[GenerationRequest, ...]:
     """The requests that continue a text, or token ids. Runs on the vocabulary's thread; raises RequestError."""
-    if isinstance(prompt, str):
-        request = tools.prompts.build(prompt, chat=False, max_tokens=max_tokens, stop=stop, sampling=sampling)
-    else:
-        request = tools.prompts.build(tokens=prompt, max_tokens=max_tokens, stop=stop, sampling=sampling)
+    options: dict[str, Any] = {"max_tokens": max_tokens, "stop": stop, "sampling": sampling}
+    with renamed({"tokens": "prompt"}):
+        if isinstance(prompt, str):
+            request = tools.prompts.build(prompt, chat=False, **options)
+        else:
+            request = tools.prompts.build(tokens=prompt, **options)
     request = replace(request, n_logprobs=n_logprobs)
     return choices(limit_tokens(request, context.settings, context.service.info.n_ctx), n)
 

@@ -15,7 +15,7 @@ PROPS_SCHEMA = 2
 NAME = "luce"
 
 
-def props(context: AppContext, endpoints: list[str]) -> dict[str, Any]:
+def props(context: AppContext) -> dict[str, Any]:
     """The whole answer, from published numbers only."""
     service, settings = context.service, context.settings
     info, template, stats = service.info, service.template, service.stats()
@@ -101,7 +101,7 @@ def props(context: AppContext, endpoints: list[str]) -> dict[str, Any]:
         },
         "tool_replay": {"max_entries": 0, "max_bytes": 0, "current_entries": 0, "current_bytes": 0},
         "daemon": {"alive": stats.activity is not Activity.CLOSED},
-        "api": {"endpoints": endpoints},
+        "api": {"endpoints": list(context.endpoints)},
         "capabilities": {
             "reasoning_supported": reasons,
             "speculative_supported": False,

@@ -41,6 +41,8 @@ def describe(errors: Sequence[Mapping[str, Any]], body: Any) -> tuple[str, str |
     field = _spell(deepest)
     where = field or "body"
     kind = chosen[0]["type"]
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        return _describe_tag(chosen[0], where)
     if kind == "missing":
         return f"{where}: required, but missing", field
     if kind == "extra_forbidden":
@@ -66,6 +68,15 @@ def _resolve(error: Mapping[str, Any], body: Any) -> tuple[str | int, ...]:
             continue
         path.append(key)
     return tuple(path)
+
+
+def _describe_tag(error: Mapping[str, Any], where: str) -> tuple[str, str]:
+    """A union's branch is chosen by one of its fields, which is missing or names no branch."""
+    context = error["ctx"]
+    field = f"{where}.{str(context['discriminator']).strip(chr(39))}"
+    if error["type"] == "union_tag_not_found":
+        return f"{field}: required, but missing", field
+    return f"{field}: expected {context['expected_tags']}, found {_found(context['tag'])}", field
 
 
 def _spell(path: Sequence[str | int]) -> str | None:

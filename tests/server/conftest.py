@@ -20,7 +20,7 @@ def echo_url() -> Iterator[str]:
         yield server.url
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def client(echo_url: str) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=echo_url, timeout=20) as client:
         yield client

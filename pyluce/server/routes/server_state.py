@@ -44,8 +44,7 @@ async def get_liveness() -> Response:
 @router.get("/props", tags=["server"])
 async def get_props(request: Request) -> Response:
     """How the server runs."""
-    paths = sorted({route.path for route in request.app.routes if hasattr(route, "path")})
-    return JsonResponse(props(get_context(request), paths))
+    return JsonResponse(props(get_context(request)))
 
 
 @router.get("/metrics", tags=["server"])
@@ -79,7 +78,7 @@ async def get_status(request: Request) -> Response:
 
 @router.get("/status/events", tags=["server"])
 async def stream_status(request: Request) -> Response:
-    """What the status page shows, as server-sent events: at each change, and at least every few seconds."""
+    """What the status page shows, as server-sent events, several times a second."""
     context = get_context(request)
     return EventStreamResponse(_status_frames(context), context.settings.keep_alive_s)
 
