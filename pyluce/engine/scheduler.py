@@ -66,7 +66,7 @@ class Scheduler:
         if not 0.0 <= prefill_share <= 1.0:
             raise ValueError(f"prefill_share: expected 0 to 1, found {prefill_share}")
         self._share = prefill_share
-        self._debt_s = 0.0  # row steps' time that prompts still owe
+        self._debt_s = 0.0  # what prompts still owe; below 0 the rest of the row step that paid it off
         self._slots = SlotTable(n_slots)
         self._sequences: dict[int, ScheduledSequence] = {}
         self._queue: deque[int] = deque()
@@ -125,8 +125,8 @@ class Scheduler:
         if chunk is not None and chunk.sequence in self._sequences:
             self._advance(self._sequences[chunk.sequence])
         if result.plan.decode:
-            self._debt_s = max(0.0, self._debt_s - self._share * result.decode_s)
-            self._debt_s += (1.0 - self._share) * result.prefill_s
+            paid_s = self._share * result.decode_s
+            self._debt_s = max(-paid_s, self._debt_s - paid_s + (1.0 - self._share) * result.prefill_s)
         self._forgive()
 
     def retire(self, number: int) -> None:
@@ -155,14 +155,15 @@ class Scheduler:
                 found.append(f"{phase.value}: expected sequences {sorted(expected)}, found {sorted(listed)}")
         if list(self._queue) != sorted(self._queue):
             found.append(f"the queue is not in order of arrival: {list(self._queue)}")
-        held = {s.slot: s.number for s in self._sequences.values() if s.slot is not None}
-        for slot, owner in enumerate(self._slots.owners):
-            if held.pop(slot, None) != owner:
-                found.append(f"slot {slot} is held by {owner}, which does not know it")
-        found.extend(f"sequence {number} is in slot {slot}, which another one holds" for slot, number in held.items())
+        owners = self._slots.owners
+        for slot, owner in enumerate(owners):
+            if owner is not None and (owner not in self._sequences or self._sequences[owner].slot != slot):
+                found.append(f"slot {slot} is held by sequence {owner}, which does not know it")
         for s in self._sequences.values():
             if (s.slot is None) != (s.phase is Phase.QUEUED):
                 found.append(f"sequence {s.number} is in phase {s.phase.value} with slot {s.slot}")
+            elif s.slot is not None and owners[s.slot] != s.number:
+                found.append(f"sequence {s.number} is in slot {s.slot}, which is held by {owners[s.slot]}")
             if (s.chunks_done == len(s.chunks)) != (s.phase is Phase.DECODE):
                 found.append(f"sequence {s.number}: {s.chunks_done} of {len(s.chunks)} chunks, but {s.phase.value}")
         return found
