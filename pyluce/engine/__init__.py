@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pyluce.engine.batch import BatchCore
+from pyluce.engine.constraint import Constraint, ConstraintCompiler, ConstraintFactory
 from pyluce.engine.errors import (
+    ConstraintError,
     ContextLimitError,
     DeadlineError,
     EngineClosedError,
@@ -28,6 +30,10 @@ __all__ = [
     "Activity",
     "BatchCore",
     "Chain",
+    "Constraint",
+    "ConstraintCompiler",
+    "ConstraintError",
+    "ConstraintFactory",
     "ContextLimitError",
     "Core",
     "DeadlineError",

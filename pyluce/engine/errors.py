@@ -33,6 +33,10 @@ class LogitsError(RuntimeError):
     """The model produced logits that no token can be chosen from (NaN, or no finite value). It ends one request."""
 
 
+class ConstraintError(RuntimeError):
+    """The answer cannot keep to its grammar: no token is allowed, or the grammar takes too much work. It ends one request."""
+
+
 class EngineError(RuntimeError):
     """The engine itself failed or is gone; no request can be served."""
 

@@ -93,12 +93,16 @@ class TokenEvent(_WithText):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishEvent(_WithText):
-    """The answer is complete; the last event. `logits_sha256` covers all steps, where asked for."""
+    """The answer is complete; the last event. `logits_sha256` covers all steps, where asked for.
+
+    `reasoning_tokens`: how many of the answer's tokens were reasoning, its end marker included.
+    """
 
     reason: FinishReason
     stop_string: str | None
     timings: Timings
     logits_sha256: bytes | None = None
+    reasoning_tokens: int = 0
 
 
 Event: TypeAlias = PrefillEvent | TokenEvent | FinishEvent

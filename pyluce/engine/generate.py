@@ -12,12 +12,15 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from pyluce.engine.chooser import TokenChooser
+from pyluce.engine.constraint import ConstraintFactory
 from pyluce.engine.errors import ContextLimitError, EngineError, RequestError
 from pyluce.engine.events import Event, FinishEvent, FinishReason, PrefillEvent, Timings, TokenEvent
 from pyluce.engine.hashing import StepHasher
 from pyluce.engine.logprobs import token_logprobs
 from pyluce.engine.protocols import Chain, Logits, Runner, Sampler, SequenceLike, TokenTable
 from pyluce.engine.sampling import MAX_SEED, SamplingParams, check_logits, make_sampler
+from pyluce.engine.thinking import check_budget
 from pyluce.text.stream import ReasoningMarkers, TextStream, check_stop_string
 
 S = TypeVar("S", bound=SequenceLike)
@@ -34,6 +37,9 @@ class GenerationRequest:
     tokens do not end the answer. `reasoning` None: all text is content. `deadline_s`: seconds from submission to the last token;
     a request that takes longer ends with DeadlineError. `n_logprobs`: how many of the most probable tokens each token event names
     with their log-probabilities; 0 gives the chosen token's only, None nothing.
+
+    `constraint`: makes what the answer must keep to; the reasoning is free, and goes on until it ends. `thinking_budget`: tokens of the
+    reasoning after which `thinking_end`, the tokens that end it, are given (`pyluce.engine.thinking` has the rule).
     """
 
     prompt: tuple[int, ...]
@@ -47,6 +53,9 @@ class GenerationRequest:
     cuts: tuple[int, ...] = ()
     deadline_s: float | None = field(default=None, kw_only=True)
     n_logprobs: int | None = field(default=None, kw_only=True)
+    constraint: ConstraintFactory | None = field(default=None, kw_only=True)
+    thinking_budget: int | None = field(default=None, kw_only=True)
+    thinking_end: tuple[int, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -60,6 +69,10 @@ class GenerationRequest:
             raise RequestError(f"deadline_s: expected a positive number of seconds, found {self.deadline_s}")
         if self.n_logprobs is not None and not 0 <= self.n_logprobs <= MAX_LOGPROBS:
             raise RequestError(f"n_logprobs: expected 0 to {MAX_LOGPROBS}, found {self.n_logprobs}")
+        if self.constraint is not None and self.ignore_end:
+            raise RequestError("ignore_end: a constrained answer ends where its grammar does")
+        if self.thinking_budget is not None:
+            check_budget(self.thinking_budget, self.thinking_end, self.reasoning)
         if len(self.stop) > MAX_STOP_STRINGS:
             raise RequestError(f"stop: expected at most {MAX_STOP_STRINGS} strings, found {len(self.stop)}")
         for index, text in enumerate(self.stop):
@@ -78,14 +91,18 @@ class GenerationRequest:
             raise ContextLimitError(
                 f"prompt: {len(self.prompt)} tokens do not fit into the context of {n_ctx}; raise max_ctx or shorten it"
             )
-        if self.max_tokens is None:
-            return room
-        if self.max_tokens > room:
+        if self.max_tokens is not None and self.max_tokens > room:
             raise ContextLimitError(
                 f"max_tokens: {len(self.prompt)} prompt tokens leave room for {room} in the context of {n_ctx}, "
                 f"found {self.max_tokens}; raise max_ctx or ask for fewer"
             )
-        return self.max_tokens
+        limit = room if self.max_tokens is None else self.max_tokens
+        if self.thinking_budget is not None and self.starts_in_reasoning and limit <= len(self.thinking_end):
+            raise ContextLimitError(
+                f"thinking_budget: ending the reasoning takes {len(self.thinking_end)} tokens and an answer at least one, "
+                f"found room for {limit}"
+            )
+        return limit
 
     def check_tokens(self, vocab_size: int) -> None:
         """Raise RequestError for a prompt token that the vocabulary does not have."""
@@ -126,7 +143,7 @@ class Generation:
     ) -> None:
         self.request = request
         self._max_tokens = max_tokens
-        self._sampler = sampler
+        self._chooser = TokenChooser(request, max_tokens, sampler)
         self._tokens = tokens
         self._text = TextStream(
             stop=request.stop,
@@ -154,11 +171,15 @@ class Generation:
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbelow(MAX_SEED + 1)
         vocab_size = resources.runner.vocab_size
         sampler = make_sampler(request.sampling, request.prompt, seed, vocab_size, resources.new_chain)
-        return cls(request, max_tokens, sampler, resources.tokens, queued_at, clock)
+        try:
+            return cls(request, max_tokens, sampler, resources.tokens, queued_at, clock)
+        except BaseException:
+            sampler.close()
+            raise
 
     def close(self) -> None:
-        """Free the sampler; to be called once."""
-        self._sampler.close()
+        """Free the sampler and the constraint; to be called once."""
+        self._chooser.close()
 
     @property
     def count(self) -> int:
@@ -177,7 +198,7 @@ class Generation:
         return self._reason is not None
 
     def commit(self, logits: Logits) -> TokenEvent:
-        """Choose the next token from its row [n_vocab]. Raises LogitsError when that is impossible."""
+        """The next token, chosen from its row [n_vocab]. Raises LogitsError or ConstraintError when that is impossible."""
         if self._reason is not None:
             raise RuntimeError("the answer is complete, no further logits are expected")
         if self._first_logits_at is None:
@@ -185,11 +206,13 @@ class Generation:
         index = self._count
         check_logits(logits, index)
         digest = self._hasher.add(logits) if self._hasher else None
-        token = self._sampler.sample(logits)
+        token = self._chooser.choose(logits, self._text.in_reasoning)
         self._count += 1
         ended = self._tokens.is_end(token) and not self.request.ignore_end
-        deltas = [] if ended else self._text.step(self._tokens.token_bytes(token))
-        if ended or self._text.stop_string is not None:
+        data = b"" if ended else self._tokens.token_bytes(token)
+        deltas = self._text.step(data)
+        self._chooser.note(data, self._text.in_reasoning)
+        if ended or self._text.stop_string is not None or self._chooser.complete:
             self._reason = FinishReason.STOP
         elif self._count >= self._max_tokens:
             self._reason = FinishReason.LENGTH
@@ -214,7 +237,12 @@ class Generation:
         )
         digest = self._hasher.digest() if self._hasher else None
         return FinishEvent(
-            deltas, reason=reason, stop_string=self._text.stop_string, timings=timings, logits_sha256=digest
+            deltas,
+            reason=reason,
+            stop_string=self._text.stop_string,
+            timings=timings,
+            logits_sha256=digest,
+            reasoning_tokens=self._chooser.reasoning_tokens,
         )
 
 

@@ -65,6 +65,9 @@ class Sampler(Protocol):
     def sample(self, logits: Logits) -> int:
         """Choose a token from a row [n_vocab], which is not changed, and count it as part of the answer."""
 
+    def accept(self, token: int) -> None:
+        """Count a token that was not chosen here as part of the answer."""
+
     def close(self) -> None:
         """Free it."""
 

@@ -131,6 +131,9 @@ class GreedySampler:
     def sample(self, logits: Logits) -> int:
         return int(np.argmax(logits))
 
+    def accept(self, token: int) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
