@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pyluce.engine import GenerationRequest, RequestError, SamplingParams
+from pyluce.engine import ConstraintFactory, GenerationRequest, RequestError, SamplingParams
 from pyluce.engine.sampling import MAX_SEED
-from pyluce.text import ChatTemplate, Tokenizer
+from pyluce.text import ChatTemplate, RenderedPrompt, Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,9 @@ class PromptBuilder:
         stop: str | Sequence[str] = (),
         hash_logits: bool = False,
         ignore_end: bool = False,
+        n_logprobs: int | None = None,
+        thinking_budget: int | None = None,
+        constraint: ConstraintFactory | None = None,
         sampling: SamplingParams | None = None,
         **sampling_fields: Any,
     ) -> GenerationRequest:
@@ -45,6 +48,7 @@ class PromptBuilder:
         * `system`: a system message before `prompt`. `thinking`: switch the template's reasoning on or off.
         * `tools`, `template_variables`: passed to the template.
         * `max_tokens` None: until the model ends or the context is full. `stop`: a string or several.
+        * `n_logprobs`, `thinking_budget`, `constraint`: see `GenerationRequest`.
         * `sampling`, or its fields (`temperature`, `top_p`, `seed`, ...) by keyword.
         """
         given = [
@@ -65,6 +69,7 @@ class PromptBuilder:
             tools=tools,
             template_variables=template_variables,
             messages=messages,
+            thinking_budget=thinking_budget,
         )
         if system is not None and messages is not None:
             raise RequestError("system and messages: put the system message into messages, or give a prompt")
@@ -75,6 +80,8 @@ class PromptBuilder:
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             hash_logits=hash_logits,
             ignore_end=ignore_end,
+            n_logprobs=n_logprobs,
+            constraint=constraint,
         )
         if tokens is not None:
             return replace(base, prompt=self._check_tokens(tokens))
@@ -85,7 +92,8 @@ class PromptBuilder:
             messages = [{"role": "user", "content": prompt}]
             if system is not None:
                 messages.insert(0, {"role": "system", "content": system})
-        return self._render(base, messages, thinking, tools, template_variables)
+        request = self._render(base, messages, thinking, tools, template_variables)
+        return request if thinking_budget is None else replace(request, thinking_budget=thinking_budget)
 
     def _render(
         self,
@@ -104,7 +112,12 @@ class PromptBuilder:
             prompt=self._encode(lambda: self.tokenizer.encode_prompt(rendered)),
             reasoning=template.reasoning if template.has_reasoning else None,
             starts_in_reasoning=rendered.starts_in_reasoning,
+            thinking_end=self._thinking_end(template) if template.has_reasoning else (),
         )
+
+    def _thinking_end(self, template: ChatTemplate) -> tuple[int, ...]:
+        """The tokens that end the reasoning: the end marker, with the line breaks that templates write around it."""
+        return self._encode(lambda: self.tokenizer.encode_prompt(RenderedPrompt(f"\n{template.reasoning.end}\n\n")))
 
     def _encode(self, encode: Callable[[], list[int]]) -> tuple[int, ...]:
         try:
