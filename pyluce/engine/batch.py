@@ -105,9 +105,12 @@ class BatchCore(Generic[S]):
         """Drop who is not wanted any more, fill free slots, compute one row graph and one chunk; False when nobody is left."""
         self._checked = False
         self._drop_unwanted()
+        admitted = False
         while (admission := self._scheduler.admit()) is not None:
             self._begin(admission)
-        self._deliver()
+            admitted = True
+        if not self._deliver() and admitted:
+            self._publish()
         plan = self._scheduler.plan()
         if plan:
             self._scheduler.commit(self._run(plan))
