@@ -56,12 +56,20 @@ def _cgroup_available(root: Path) -> int | None:
     ):
         try:
             most, used = (root / limit).read_text().strip(), int((root / usage).read_text())
-            lines = (root / limit).with_name("memory.stat").read_text().splitlines()
-            reclaimable = next((int(line.split()[1]) for line in lines if line.split()[0] == cache), 0)
+            reclaimable = _statistic((root / limit).with_name("memory.stat"), cache)
             return None if most == "max" else max(0, int(most) - used + reclaimable)
-        except (OSError, ValueError, IndexError):
+        except (OSError, ValueError):
             continue
     return None
+
+
+def _statistic(path: Path, name: str) -> int:
+    """The value of one line `name value`, 0 when it is not there."""
+    try:
+        lines = [line.split() for line in path.read_text().splitlines()]
+        return next((int(words[1]) for words in lines if len(words) == 2 and words[0] == name), 0)
+    except (OSError, ValueError):
+        return 0
 
 
 def _gib(n_bytes: int) -> str:
