@@ -6,14 +6,20 @@ from pyluce.state.layout import StateOptions, state_bytes
 from pyluce.state.memory import StateMemoryError, check_state_fits
 from pyluce.state.pages import OutOfPagesError, PageTable
 from pyluce.state.pool import StatePool
+from pyluce.state.prefix_cache import CacheStats, PrefixCache
 from pyluce.state.sequence_state import RollbackError, SequencePart, SequenceState
+from pyluce.state.snapshot import Snapshot
 
 __all__ = [
+    "CacheStats",
     "OutOfPagesError",
     "PageTable",
+    "PrefixCache",
     "RollbackError",
     "SequencePart",
     "SequenceState",
+    "Snapshot",
+    "Snapshot",
     "StateMemoryError",
     "StateOptions",
     "StatePool",

@@ -30,7 +30,7 @@ class StateOptions:
     """Sizes of the pool. `ring` states are kept a slot; `reach` tokens can be rolled back, less than `ring`.
 
     `conv_margin`, `ple_margin`: convolution inputs kept beyond the taps; `reach` + 1 at least (tests take less, and see
-    rollback fail).
+    rollback fail). `cache_pages`: pages beyond those of full slots, for what a prefix cache keeps.
     """
 
     n_slots: int
@@ -40,6 +40,7 @@ class StateOptions:
     ring: int
     conv_margin: int
     ple_margin: int
+    cache_pages: int = 0
 
     @property
     def pages_per_slot(self) -> int:
@@ -48,8 +49,8 @@ class StateOptions:
 
     @property
     def n_pages(self) -> int:
-        """Pages of all slots, and a scratch page."""
-        return self.n_slots * self.pages_per_slot + 1
+        """Pages of all slots and of the cache, and a scratch page."""
+        return self.n_slots * self.pages_per_slot + self.cache_pages + 1
 
     @property
     def n_cells(self) -> int:

@@ -6,6 +6,7 @@ sequences with the same prefix; whoever writes into a shared page first gets a c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 PAGE_TOKENS = 64
@@ -36,6 +37,7 @@ class PageAllocator:
         self.n_pages = n_pages
         self.scratch_page = n_pages - 1
         self.copy_on_write = True  # tests switch it off to see sequences overwrite each other
+        self.reclaim: Callable[[int], None] | None = None  # asked for pages when too few are free
         self._free = list(range(n_pages - 2, -1, -1))
         self._holders = [0] * n_pages
 
@@ -87,6 +89,10 @@ class PageAllocator:
         written = range(first_page, min(last_page + 1, len(table.pages)))
         shared = [i for i in written if self.copy_on_write and self._holders[table.pages[i]] > 1]
         missing = max(0, last_page + 1 - len(table.pages))
+        short = len(shared) + missing - len(self._free)
+        if short > 0 and self.reclaim is not None:
+            self.reclaim(short)
+            shared = [i for i in shared if self._holders[table.pages[i]] > 1]
         if len(shared) + missing > len(self._free):
             raise OutOfPagesError(
                 f"expected {len(shared) + missing} free pages of {PAGE_TOKENS} tokens for positions {first} to {last}, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,7 +10,12 @@ import numpy.typing as npt
 
 from pyluce.native.backend import Backend, BackendBuffer, check_status
 from pyluce.native.ggml import GGMLType, ggml_nbytes, ggml_view_1d
-from pyluce.native.ggml_backend import ggml_backend_tensor_copy, ggml_backend_tensor_set, ggml_backend_view_init
+from pyluce.native.ggml_backend import (
+    ggml_backend_tensor_copy,
+    ggml_backend_tensor_get,
+    ggml_backend_tensor_set,
+    ggml_backend_view_init,
+)
 from pyluce.native.tensors import TensorArena, tensor_struct
 from pyluce.state.layout import StateOptions, StatePart, state_layout
 from pyluce.state.pages import PAGE_TOKENS, PageAllocator
@@ -114,6 +120,50 @@ class StatePool:
             for tensor in part.values():
                 size = ggml_nbytes(tensor) // self.allocator.n_pages
                 self._copy(tensor, source * size, target * size, size)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page in all full-attention layers."""
+        tensors = [t for part in (self.k, self.v, self.raw, self.pooled) for t in part.values()]
+        return sum(ggml_nbytes(t) // self.allocator.n_pages for t in tensors)
+
+    def _recurrent_pieces(self, slot: int, length: int) -> Iterator[tuple[int, int, int]]:
+        """(tensor, offset, bytes) of what a sequence of `length` tokens in this slot still needs of its recurrent parts.
+
+        The state after `length` tokens, and the convolution inputs of the positions that the taps of the next reach.
+        """
+        h = self.hparams
+        for tensor in self.gdn.values():
+            ne = tensor_struct(tensor).ne
+            yield tensor, (slot * ne[1] + length % ne[1]) * ne[0] * 4, ne[0] * 4
+        histories = [(tensor, h.ssm_conv_kernel - 1) for tensor in self.conv.values()]
+        if self.ple is not None and h.ple is not None:
+            histories.append((self.ple, (h.ple.conv_kernel - 1) * h.ple.ngram_size))
+        for tensor, reach in histories:
+            ne = tensor_struct(tensor).ne
+            for position in range(max(0, length - reach), length):
+                yield tensor, (slot * ne[1] + position % ne[1]) * ne[0] * 4, ne[0] * 4
+
+    def capture(self, slot: int, length: int) -> npt.NDArray[np.uint8]:
+        """A copy of the recurrent state of a sequence of `length` tokens, without a trace of its slot."""
+        pieces = list(self._recurrent_pieces(slot, length))
+        out = np.empty(sum(size for _, _, size in pieces), np.uint8)
+        at = 0
+        for tensor, offset, size in pieces:
+            ggml_backend_tensor_get(tensor, out.ctypes.data + at, offset, size)
+            at += size
+        return out
+
+    def install(self, slot: int, length: int, data: npt.NDArray[np.uint8]) -> None:
+        """Put a captured state of `length` tokens into any slot. ValueError when it belongs to another model or length."""
+        pieces = list(self._recurrent_pieces(slot, length))
+        expected = sum(size for _, _, size in pieces)
+        if data.nbytes != expected:
+            raise ValueError(f"expected {expected} bytes of recurrent state at {length} tokens, found {data.nbytes}")
+        at = 0
+        for tensor, offset, size in pieces:
+            ggml_backend_tensor_set(tensor, data.ctypes.data + at, offset, size)
+            at += size
 
     @staticmethod
     def _write(tensor: int, values: npt.NDArray[np.generic], offset_bytes: int) -> None:

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from pyluce.state.pages import PageTable
 from pyluce.state.pool import StatePool
+from pyluce.state.snapshot import Snapshot
 
 
 class RollbackError(ValueError):
@@ -123,6 +127,33 @@ class SequenceState:
             self._oldest = 0
         for part in self.parts.values():
             part.rollback(target)
+
+    def snapshot(self, logits: npt.NDArray[np.float32] | None = None) -> Snapshot:
+        """Everything a sequence needs to go on from here: pages shared, recurrent state copied. Attached parts stay out.
+
+        `logits` [n_vocab]: the row that follows the last token, so that a prompt that ends here needs no step at all.
+        """
+        pool = self._pool
+        for page in self._table.pages:
+            pool.allocator.share(page)
+        recurrent = pool.capture(self.slot, self.length)
+        return Snapshot(pool.allocator, tuple(self.tokens), list(self._table.pages), recurrent, logits)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Become what the snapshot holds, bit for bit what a cold run has there; the sequence must be empty."""
+        if self.length:
+            raise ValueError(f"expected an empty sequence to restore into, found {self.length} tokens")
+        if len(snapshot.tokens) > self._pool.options.n_ctx:
+            raise ValueError(
+                f"the context holds {self._pool.options.n_ctx} tokens, the snapshot has {len(snapshot.tokens)}"
+            )
+        self._pool.install(self.slot, len(snapshot.tokens), snapshot.recurrent)
+        for page in snapshot.pages:
+            self._pool.allocator.share(page)
+        self._table.pages = list(snapshot.pages)
+        self._pool.publish_pages(self.slot, self._table.pages)
+        self.tokens = list(snapshot.tokens)
+        self._oldest = self.length
 
     def copy(self) -> SequenceState:
         """A new sequence in another slot with the same state; pages are shared until one of the two writes into them."""
