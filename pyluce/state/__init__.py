@@ -19,7 +19,6 @@ __all__ = [
     "SequencePart",
     "SequenceState",
     "Snapshot",
-    "Snapshot",
     "StateMemoryError",
     "StateOptions",
     "StatePool",
