@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from pyluce.engine import GenerationRequest, Ticket
+from pyluce.engine.constraint import ConstraintCompiler
 from pyluce.engine.stats import EngineStats
 from pyluce.luce import Luce, ModelInfo
 from pyluce.options import LoadOptions
@@ -84,7 +85,9 @@ class LuceService:
         self._vocabulary = open_vocabulary()
         tokenizer = Tokenizer(self._vocabulary)
         template = self._luce.template
-        return TextTools(tokenizer, template, PromptBuilder(tokenizer, template, lambda work: work()))
+        return TextTools(
+            tokenizer, template, PromptBuilder(tokenizer, template, lambda work: work()), ConstraintCompiler(tokenizer)
+        )
 
     def _open_file(self) -> VocabularyLike:
         from pyluce.native.vocabulary import Vocabulary

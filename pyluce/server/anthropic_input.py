@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 from pyluce.engine import RequestError
 from pyluce.server.conversation import refuse_same_names
-from pyluce.server.prepare import ChatJob, Reasoning, ToolChoice
+from pyluce.server.jobs import ChatJob, Reasoning, ToolChoice
 from pyluce.server.schemas.anthropic import (
     AnthropicTool,
     AnthropicToolChoice,
@@ -80,7 +81,11 @@ def _assistant(message: InputMessage, where: str) -> dict[str, Any]:
         elif isinstance(block, ThinkingBlock):
             plain["reasoning_content"] = plain.get("reasoning_content", "") + block.thinking
         elif isinstance(block, ToolUseBlock):
-            call = {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}
+            call = {
+                "id": block.id,
+                "type": "function",
+                "function": {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)},
+            }
             plain.setdefault("tool_calls", []).append(call)
         else:
             raise RequestError(

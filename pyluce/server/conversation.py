@@ -32,15 +32,15 @@ def refuse_same_names(names: Sequence[str], field: str) -> None:
             raise RequestError(f"{field.format(index)}: expected different names, found {name!r} twice")
 
 
-def parse_arguments(text: str, field: str) -> dict[str, Any]:
-    """A call's arguments as an object, which is what templates iterate over."""
+def check_arguments(text: str, field: str) -> str:
+    """A call's arguments, JSON text of an object. Raises RequestError for anything else."""
     try:
         value = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{field}: expected JSON text, found an error: {error}") from error
     if not isinstance(value, dict):
         raise RequestError(f"{field}: expected a JSON object, found {type(value).__name__}")
-    return value
+    return text if text.strip() else "{}"
 
 
 def _message(message: ChatMessage, where: str) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def _message(message: ChatMessage, where: str) -> dict[str, Any]:
                 "type": "function",
                 "function": {
                     "name": call.function.name,
-                    "arguments": parse_arguments(
+                    "arguments": check_arguments(
                         call.function.arguments, f"{where}.tool_calls[{index}].function.arguments"
                     ),
                 },

@@ -1,21 +1,27 @@
-"""From what a client asked for, whatever the API, to requests of the engine."""
+"""From a job to requests of the engine: template, tokens, tools, constraints. All of it runs on the vocabulary's thread."""
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any, Final, NamedTuple, Protocol
 
 from pyluce.engine import GenerationRequest, RequestError, SamplingParams
+from pyluce.engine.constraint import ConstraintFactory
 from pyluce.engine.sampling import MAX_SEED
+from pyluce.server.jobs import ChatJob
 from pyluce.server.protocols import Service, TextTools
 from pyluce.server.reply import Plan
-from pyluce.server.settings import EFFORTS, ServerSettings
+from pyluce.server.settings import ServerSettings
 from pyluce.text import ChatTemplate
+from pyluce.text.tools import Function, ToolFormat, ToolStream, detect_format, read_functions
 
-_EFFORT_ALIASES = {"xhigh": "x-high"}
+DEFAULT_EFFORT: Final = "x-high"
+SHORTEST_DIVIDED_ANSWER: Final = 64
+
 _TEMPLATE_EFFORTS = {"low": "low", "medium": "medium", "x-high": "xhigh"}
 
 
@@ -31,103 +37,47 @@ class PlanContext(Protocol):
         """The server's settings."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reasoning:
-    """How much an answer may reason. `fields` are the request's names of the three settings, for messages."""
+class CallableTools(NamedTuple):
+    """The functions that an answer may call, and how it writes that."""
 
-    thinking: bool | None = None
-    effort: str | None = None
-    budget: int | None = None
-    fields: tuple[str, str, str] = ("enable_thinking", "reasoning_effort", "thinking_budget")
+    format: ToolFormat
+    functions: Mapping[str, Function]
 
-    def __post_init__(self) -> None:
-        thinking_field, effort_field, budget_field = self.fields
-        effort = _EFFORT_ALIASES.get(self.effort, self.effort) if self.effort is not None else None
-        if effort is not None and effort not in ("none", *EFFORTS):
-            raise RequestError(f"{effort_field}: expected none, {', '.join(EFFORTS)}, found {self.effort!r}")
-        object.__setattr__(self, "effort", effort)
-        if effort is None:
-            if self.budget is not None and self.thinking is False:
-                raise RequestError(f"{budget_field}: expected with reasoning only, found {thinking_field} false")
-            return
-        switch = effort != "none"
-        if self.thinking is not None and self.thinking != switch:
-            found = f"{thinking_field} {str(self.thinking).lower()} and {effort_field} {effort!r}"
-            raise RequestError(f"{effort_field}: expected the same as {thinking_field}, found {found}")
-
-    @property
-    def switch(self) -> bool | None:
-        """Reasoning on, off, or as the template has it."""
-        return self.thinking if self.effort is None else self.effort != "none"
-
-
-@dataclass(frozen=True, slots=True)
-class ToolChoice:
-    """Whether the answer may or must call tools: "auto", "none", "required", or "named" with the tool's name."""
-
-    mode: str = "auto"
-    name: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class JsonFormat:
-    """The answer must be JSON, of this schema unless it is None. `field` is the request's name of it."""
-
-    schema: Mapping[str, Any] | None
-    field: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatJob:
-    """A conversation to continue."""
-
-    messages: Sequence[Mapping[str, Any]]
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    n: int = 1
-    max_tokens: int | None = None
-    max_tokens_field: str = "max_tokens"
-    stop: tuple[str, ...] = ()
-    stop_field: str = "stop"
-    n_logprobs: int | None = None
-    reasoning: Reasoning = field(default_factory=Reasoning)
-    template_variables: Mapping[str, Any] = field(default_factory=dict)
-    tools: Sequence[Mapping[str, Any]] | None = None
-    tool_choice: ToolChoice = field(default_factory=ToolChoice)
-    parallel_calls: bool = True
-    json_format: JsonFormat | None = None
-
-    @property
-    def usable_tools(self) -> Sequence[Mapping[str, Any]] | None:
-        """The tools that the answer may call."""
-        return None if self.tool_choice.mode == "none" else self.tools
+    def new_stream(self) -> ToolStream:
+        """A stream for one answer."""
+        return ToolStream(self.format, self.functions)
 
 
 def plan_chat(tools: TextTools, context: PlanContext, job: ChatJob) -> Plan:
-    """Render and tokenize a conversation. Runs on the vocabulary's thread; raises RequestError or TemplateError."""
+    """Render and tokenize a conversation, and say what its answer must keep to. Raises RequestError or TemplateError."""
     template = chat_template(tools)
-    switch, variables = _template_settings(template, job)
-    with renamed({"max_tokens": job.max_tokens_field, "stop": job.stop_field}):
+    callable_tools = find_tools(template, job)
+    names = {"max_tokens": job.max_tokens_field, "stop": job.stop_field, "thinking_budget": job.reasoning.fields[2]}
+    with renamed(names):
         request = tools.prompts.build(
-            messages=job.messages,
-            thinking=switch,
-            tools=job.usable_tools,
-            template_variables=variables or None,
+            **_template_options(template, job),
             max_tokens=job.max_tokens,
             stop=job.stop,
             sampling=job.sampling,
+            n_logprobs=job.n_logprobs,
+            constraint=_constraint(tools, callable_tools, job),
         )
         request = limit_tokens(request, context.settings, context.service.info.n_ctx)
-    request = replace(request, n_logprobs=job.n_logprobs)
-    return Plan(choices(request, job.n), with_tokens=job.n_logprobs is not None, one_call=not job.parallel_calls)
+        request = replace(request, thinking_budget=_thinking_budget(request, context, job))
+        request.check_context(context.service.info.n_ctx)
+    return Plan(
+        choices(request, job.n),
+        new_tool_stream=callable_tools.new_stream if callable_tools is not None else None,
+        with_tokens=job.n_logprobs is not None,
+        one_call=not job.parallel_calls,
+    )
 
 
 def render_tokens(tools: TextTools, job: ChatJob) -> tuple[int, ...]:
-    """The prompt's tokens alone. Runs on the vocabulary's thread; raises RequestError or TemplateError."""
-    switch, variables = _template_settings(chat_template(tools), job)
-    request = tools.prompts.build(
-        messages=job.messages, thinking=switch, tools=job.usable_tools, template_variables=variables or None
-    )
-    return request.prompt
+    """The prompt's tokens alone. Raises RequestError or TemplateError."""
+    template = chat_template(tools)
+    find_tools(template, job)
+    return tools.prompts.build(**_template_options(template, job)).prompt
 
 
 def chat_template(tools: TextTools) -> ChatTemplate:
@@ -137,6 +87,59 @@ def chat_template(tools: TextTools) -> ChatTemplate:
             "messages: this model has no chat template; use /v1/completions, or start the server with a template"
         )
     return tools.template
+
+
+def find_tools(template: ChatTemplate, job: ChatJob) -> CallableTools | None:
+    """The tools that the answer may call. Raises RequestError when the model cannot be told of them, or the choice names none of them."""
+    choice = job.tool_choice
+    if not job.tools:
+        if choice.mode in ("required", "named"):
+            raise RequestError("tool_choice: expected tools to choose from, found none")
+        return None
+    format = detect_format(template.source)
+    if format is None or "tools" not in template.source:
+        raise RequestError("tools: this model's chat template does not say how it calls tools")
+    try:
+        functions = read_functions(job.tools)
+    except ValueError as error:
+        raise RequestError(str(error)) from error
+    if choice.name is not None and choice.name not in functions:
+        raise RequestError(f"tool_choice: expected one of {', '.join(functions)}, found {choice.name!r}")
+    if choice.mode == "none":
+        return None
+    return CallableTools(format, functions)
+
+
+def _constraint(tools: TextTools, callable_tools: CallableTools | None, job: ChatJob) -> ConstraintFactory | None:
+    choice = job.tool_choice
+    if choice.mode in ("required", "named") and callable_tools is not None:
+        if job.json_format is not None:
+            raise RequestError(f"{job.json_format.field}: expected text when a tool must be called, found a format")
+        named = {name: function for name, function in callable_tools.functions.items() if choice.name in (None, name)}
+        return tools.constraints.tool_calls(callable_tools.format, named, many=job.parallel_calls)
+    if job.json_format is None:
+        return None
+    if callable_tools is not None:
+        raise RequestError(
+            f"{job.json_format.field}: expected text when tools may be called, found a format; tool_choice 'none' allows it"
+        )
+    if job.json_format.schema is None:
+        return tools.constraints.json_object(job.json_format.field)
+    return tools.constraints.json_schema(job.json_format.schema, job.json_format.field)
+
+
+def _thinking_budget(request: GenerationRequest, context: PlanContext, job: ChatJob) -> int | None:
+    """Reasoning tokens at most: the request's own number, or its effort's. One that names neither gets the default effort's, unless its
+    answer is too short to be divided."""
+    if request.reasoning is None:
+        return None
+    if job.reasoning.budget is not None:
+        return job.reasoning.budget
+    short = request.max_tokens is not None and request.max_tokens < SHORTEST_DIVIDED_ANSWER
+    if short and job.reasoning.effort is None:
+        return None
+    limit = context.settings.efforts.limit(job.reasoning.effort or DEFAULT_EFFORT)
+    return context.service.info.n_ctx if limit is None else limit
 
 
 def plan_text(
@@ -150,14 +153,18 @@ def plan_text(
     sampling: SamplingParams,
     n_logprobs: int | None,
 ) -> tuple[GenerationRequest, ...]:
-    """The requests that continue a text, or token ids. Runs on the vocabulary's thread; raises RequestError."""
-    options: dict[str, Any] = {"max_tokens": max_tokens, "stop": stop, "sampling": sampling}
+    """The requests that continue a text, or token ids. Raises RequestError."""
+    options: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "stop": stop,
+        "sampling": sampling,
+        "n_logprobs": n_logprobs,
+    }
     with renamed({"tokens": "prompt"}):
         if isinstance(prompt, str):
             request = tools.prompts.build(prompt, chat=False, **options)
         else:
             request = tools.prompts.build(tokens=prompt, **options)
-    request = replace(request, n_logprobs=n_logprobs)
     return choices(limit_tokens(request, context.settings, context.service.info.n_ctx), n)
 
 
@@ -191,6 +198,34 @@ def choices(request: GenerationRequest, n: int) -> tuple[GenerationRequest, ...]
     return tuple(
         replace(request, sampling=replace(sampling, seed=(first + index) % (MAX_SEED + 1))) for index in range(n)
     )
+
+
+def _template_options(template: ChatTemplate, job: ChatJob) -> dict[str, Any]:
+    """What the prompt builder needs to render the conversation."""
+    switch, variables = _template_settings(template, job)
+    return {
+        "messages": _with_arguments(template, job.messages),
+        "thinking": switch,
+        "tools": job.usable_tools,
+        "template_variables": variables or None,
+    }
+
+
+def _with_arguments(template: ChatTemplate, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages with the arguments of earlier calls, JSON text, as this template expects them."""
+    format = detect_format(template.source)
+    convert = json.loads if format is None else format.history_arguments
+    changed: list[Mapping[str, Any]] = []
+    for message in messages:
+        calls = message.get("tool_calls")
+        if calls:
+            calls = [
+                {**call, "function": {**call["function"], "arguments": convert(call["function"]["arguments"])}}
+                for call in calls
+            ]
+            message = {**message, "tool_calls": calls}
+        changed.append(message)
+    return changed
 
 
 def _template_settings(template: ChatTemplate, job: ChatJob) -> tuple[bool | None, dict[str, Any]]:

@@ -8,6 +8,7 @@ import psutil
 
 from pyluce import __version__
 from pyluce.engine.stats import Activity
+from pyluce.engine.thinking import LARGEST_ANSWER_ROOM
 from pyluce.server.context import AppContext
 from pyluce.server.settings import EFFORTS
 
@@ -71,7 +72,7 @@ def props(context: AppContext) -> dict[str, Any]:
         "budget_envelope": {
             "model_card_source": None,
             "default_max_tokens": settings.default_max_tokens,
-            "hard_limit_reply_budget": settings.reply_reserve,
+            "hard_limit_reply_budget": LARGEST_ANSWER_ROOM,
             "think_max_tokens": efforts.x_high if reasons else None,
             "effort_tiers": {effort: efforts.limit(effort) for effort in EFFORTS},
         },

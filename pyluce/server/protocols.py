@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from pyluce.engine import GenerationRequest
+from pyluce.engine.constraint import ConstraintCompiler
 from pyluce.engine.stats import EngineStats
 from pyluce.engine.ticket import Message
 from pyluce.luce import ModelInfo
@@ -35,6 +36,7 @@ class TextTools:
     tokenizer: Tokenizer
     template: ChatTemplate | None
     prompts: PromptBuilder
+    constraints: ConstraintCompiler
 
 
 class Service(Protocol):

@@ -9,9 +9,11 @@ import enum
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from pyluce.engine import Event, FinishEvent, GenerationRequest, Timings, TokenEvent
+from pyluce.text import tools
+from pyluce.text.tools import ToolEvent, ToolStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,10 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The answer is complete. `reason` is "stop", "length" or "tool_calls"; `reasoning_tokens` came before the answer proper."""
+    """The answer is complete. `reason` is "stop", "length", or "tool_calls" when there are calls and all of them complete.
+
+    `reasoning_tokens` came before the answer proper.
+    """
 
     reason: str
     stop_string: str | None
@@ -65,27 +70,18 @@ class End:
 Piece: TypeAlias = Text | Reasoning | CallStart | CallArguments | Token | End
 
 
-class ToolReader(Protocol):
-    """Separates tool calls from the text of one answer (`pyluce.text.tools`)."""
-
-    def feed(self, text: str) -> Iterable[Text | CallStart | CallArguments]:
-        """Take the next text of the content channel."""
-
-    def flush(self) -> Iterable[Text | CallStart | CallArguments]:
-        """The answer is over."""
-
-
 class Reader:
     """Turns the events of one request into pieces.
 
     `one_call`: after the first tool call nothing more is told.
     """
 
-    def __init__(self, tools: ToolReader | None, with_tokens: bool, one_call: bool) -> None:
-        self._tools = tools
+    def __init__(self, tool_stream: ToolStream | None, with_tokens: bool, one_call: bool) -> None:
+        self._tools = tool_stream
         self._with_tokens = with_tokens
         self._one_call = one_call
         self._calls = 0
+        self._broken = False
         self._tokens = 0
         self._reasoned = False
         self._tokens_before_content: int | None = None
@@ -101,27 +97,34 @@ class Reader:
         if event.content:
             if self._tokens_before_content is None:
                 self._tokens_before_content = self._tokens
-            pieces += [Text(event.content)] if self._tools is None else self._note(self._tools.feed(event.content))
+            pieces += [Text(event.content)] if self._tools is None else self._separate(self._tools.step(event.content))
         if isinstance(event, TokenEvent):
             self._tokens += 1
         if isinstance(event, FinishEvent):
             if self._tools is not None:
-                pieces += self._note(self._tools.flush())
+                pieces += self._separate(self._tools.flush())
             pieces.append(self._end(event))
         return pieces
 
-    def _note(self, pieces: Iterable[Text | CallStart | CallArguments]) -> list[Piece]:
-        kept: list[Piece] = []
-        for piece in pieces:
-            self._calls += isinstance(piece, CallStart)
-            told = self._calls == 0 or not self._one_call or (self._calls == 1 and not isinstance(piece, Text))
-            if told and (isinstance(piece, CallStart) or piece.text):
-                kept.append(piece)
-        return kept
+    def _separate(self, events: Iterable[ToolEvent]) -> list[Piece]:
+        pieces: list[Piece] = []
+        for event in events:
+            self._calls += isinstance(event, tools.CallStart)
+            if self._one_call and (self._calls > 1 or (self._calls == 1 and isinstance(event, tools.ToolText))):
+                continue
+            if isinstance(event, tools.CallStart):
+                pieces.append(CallStart(event.index, new_id("call_"), event.name))
+            elif isinstance(event, tools.CallArguments):
+                pieces.append(CallArguments(event.index, event.text))
+            elif isinstance(event, tools.ToolText):
+                pieces.append(Text(event.text))
+            else:
+                self._broken = self._broken or not event.complete
+        return pieces
 
     def _end(self, event: FinishEvent) -> End:
         reason = event.reason.value
-        if self._calls and reason == "stop":
+        if self._calls and not self._broken and reason == "stop":
             reason = "tool_calls"
         before = self._tokens if self._tokens_before_content is None else self._tokens_before_content
         return End(reason, event.stop_string, event.timings, before if self._reasoned else 0)
@@ -206,13 +209,13 @@ class Plan:
     """What will be generated for one HTTP request: `choices` requests of the engine, in the order of the answer's choices."""
 
     choices: tuple[GenerationRequest, ...]
-    new_tool_reader: Callable[[], ToolReader] | None = None
+    new_tool_stream: Callable[[], ToolStream] | None = None
     with_tokens: bool = False
     one_call: bool = False
 
     def readers(self) -> list[Reader]:
         """A reader for each choice."""
-        make = self.new_tool_reader
+        make = self.new_tool_stream
         return [Reader(make() if make else None, self.with_tokens, self.one_call) for _ in self.choices]
 
 

@@ -7,8 +7,8 @@ import binascii
 from typing import Any
 
 from pyluce.engine import RequestError
-from pyluce.server.conversation import parse_arguments, refuse_same_names
-from pyluce.server.prepare import ChatJob, JsonFormat, Reasoning, ToolChoice
+from pyluce.server.conversation import check_arguments, refuse_same_names
+from pyluce.server.jobs import ChatJob, JsonFormat, Reasoning, ToolChoice
 from pyluce.server.schemas.common import make_sampling
 from pyluce.server.schemas.responses import (
     FunctionCallItem,
@@ -96,7 +96,7 @@ def _add_to_turn(turn: dict[str, Any], item: MessageItem | FunctionCallItem | Re
     if isinstance(item, MessageItem):
         turn["content"] += _text(item.content)
     elif isinstance(item, FunctionCallItem):
-        function = {"name": item.name, "arguments": parse_arguments(item.arguments, f"{where}.arguments")}
+        function = {"name": item.name, "arguments": check_arguments(item.arguments, f"{where}.arguments")}
         turn.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
     else:
         reasoning = "".join(part.text for part in item.content or ())

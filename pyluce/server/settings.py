@@ -44,7 +44,6 @@ class ServerSettings:
     * default_max_tokens: tokens of an answer whose request names no limit, or what fits into the context.
     * sampling: what a request that says nothing about sampling gets.
     * efforts: reasoning tokens by `reasoning_effort`.
-    * reply_reserve: tokens that reasoning leaves for the answer proper, of small limits a quarter.
     * status_interval_s: how often the status stream reports at most.
 
     Raises SettingError.
@@ -62,7 +61,6 @@ class ServerSettings:
     default_max_tokens: int = 16000
     sampling: SamplingParams = field(default_factory=SamplingParams)
     efforts: EffortBudgets = field(default_factory=EffortBudgets)
-    reply_reserve: int = 4096
     status_interval_s: float = 0.5
 
     def __post_init__(self) -> None:
@@ -76,6 +74,6 @@ class ServerSettings:
         for name in ("keep_alive_s", "heartbeat_limit_s", "status_interval_s"):
             if not getattr(self, name) > 0:
                 raise SettingError(f"{name}: expected more than 0 seconds, found {getattr(self, name)}")
-        for name in ("shutdown_grace_s", "reply_reserve"):
+        for name in ("shutdown_grace_s",):
             if getattr(self, name) < 0:
                 raise SettingError(f"{name}: expected 0 or more, found {getattr(self, name)}")

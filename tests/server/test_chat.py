@@ -13,7 +13,7 @@ from tests.support.sse import chunks
 
 URL = "/v1/chat/completions"
 # 4 bytes over 4 tokens, a family of several characters, CJK, line separators that split no frame
-HARD_TEXT = "A😀👨‍👩‍👧漢字\u2028\u0085\x0b\r\n\\\"</think>"
+HARD_TEXT = 'A😀👨‍👩‍👧漢字\u2028\u0085\x0b\r\n\\"</think>'
 
 
 def ask(client: httpx.Client, text: str, **options: Any) -> dict[str, Any]:

@@ -223,9 +223,10 @@ def test_request_ids(client: httpx.Client) -> None:
 
 def test_key_limit_and_origins() -> None:
     settings: dict[str, Any] = {"api_key": "secret", "max_body_bytes": 2000, "cors_origins": ("http://a.example",)}
-    with echo_server(LoadOptions(max_ctx=512), **settings) as (server, _, _), httpx.Client(
-        base_url=server.url, timeout=20
-    ) as client:
+    with (
+        echo_server(LoadOptions(max_ctx=512), **settings) as (server, _, _),
+        httpx.Client(base_url=server.url, timeout=20) as client,
+    ):
         good = {"messages": USER}
         refused = client.post(CHAT, json=good)
         assert refused.status_code == 401
@@ -251,7 +252,9 @@ def test_key_limit_and_origins() -> None:
 
         allowed = client.get("/health", headers={"Origin": "http://a.example"})
         assert allowed.headers["access-control-allow-origin"] == "http://a.example"
-        assert "access-control-allow-origin" not in client.get("/health", headers={"Origin": "http://b.example"}).headers
+        assert (
+            "access-control-allow-origin" not in client.get("/health", headers={"Origin": "http://b.example"}).headers
+        )
         preflight = client.options(
             CHAT, headers={"Origin": "http://a.example", "Access-Control-Request-Method": "POST"}
         )

@@ -45,7 +45,9 @@ def raw_request(server: LuceServer, path: str, body: bytes) -> Iterator[socket.s
     """A connection whose answer is not awaited; closed at the end."""
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
         connection.sendall(head.encode() + body)
         yield connection
 

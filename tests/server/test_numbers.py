@@ -83,7 +83,9 @@ def test_every_endpoint_is_described(client: httpx.Client) -> None:
         "/metrics", "/", "/status/json", "/status/events",
     }  # fmt: skip
     assert set(document["paths"]) == expected
-    assert set(client.get("/props").json()["api"]["endpoints"]) == {path.replace("model_id}", "model_id:path}") for path in expected}
+    assert set(client.get("/props").json()["api"]["endpoints"]) == {
+        path.replace("model_id}", "model_id:path}") for path in expected
+    }
     for operations in document["paths"].values():
         for operation in operations.values():
             assert "422" not in operation["responses"]

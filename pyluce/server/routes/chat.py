@@ -12,7 +12,8 @@ from starlette.responses import Response
 from pyluce.engine import RequestError
 from pyluce.server.context import AppContext, get_context, openai_failure
 from pyluce.server.conversation import chat_messages, chat_tools
-from pyluce.server.prepare import ChatJob, JsonFormat, Reasoning, ToolChoice, plan_chat
+from pyluce.server.jobs import ChatJob, JsonFormat, Reasoning, ToolChoice
+from pyluce.server.prepare import plan_chat
 from pyluce.server.reply import Answer, CallArguments, CallStart, End, Piece, Text, Token, new_id
 from pyluce.server.reply import Reasoning as ReasoningPiece
 from pyluce.server.schemas.chat import ChatRequest

@@ -10,8 +10,9 @@ from starlette.responses import Response
 from pyluce.engine import RequestError
 from pyluce.server.context import get_context
 from pyluce.server.conversation import chat_messages, chat_tools
+from pyluce.server.jobs import ChatJob
 from pyluce.server.jsontext import JsonResponse
-from pyluce.server.prepare import ChatJob, render_tokens
+from pyluce.server.prepare import render_tokens
 from pyluce.server.protocols import TextTools
 from pyluce.server.schemas.completions import DetokenizeRequest, TokenizeRequest
 
