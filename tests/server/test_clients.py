@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
+import pydantic
 import pytest
 
 from tests.support.echo_service import echo_server
@@ -86,6 +88,39 @@ def test_responses(client: Any) -> None:
         assert stream.get_final_response().output_text == "hello"
     assert kinds[0] == "response.created"
     assert kinds[-1] == "response.completed"
+
+
+def test_tools(client: Any) -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    tools = [{"type": "function", "function": {"name": "add", "parameters": parameters}}]
+    call = '</think>ok\n<tool_call>\n{"name": "add", "arguments": {"a": 12}}\n</tool_call>'
+    messages = [{"role": "user", "content": call}]
+    answer = client.chat.completions.create(model="fake", messages=messages, tools=tools)
+    (made,) = answer.choices[0].message.tool_calls
+    assert (made.function.name, json.loads(made.function.arguments)) == ("add", {"a": 12})
+    history = [*messages, answer.choices[0].message]
+    history.append({"role": "tool", "tool_call_id": made.id, "content": "</think>24"})
+    last = client.chat.completions.create(model="fake", messages=history, tools=tools)
+    assert last.choices[0].message.content == "24"
+    with client.chat.completions.stream(model="fake", messages=messages, tools=tools) as stream:
+        for _ in stream:
+            pass
+        final = stream.get_final_completion()
+    assert final.choices[0].message.tool_calls[0].function.arguments == made.function.arguments
+    assert final.choices[0].finish_reason == "tool_calls"
+
+
+def test_json_schema(client: Any) -> None:
+    class City(pydantic.BaseModel):
+        rank: Literal["first", "second"]
+        size: int = pydantic.Field(ge=0, le=999)
+
+    answer = client.chat.completions.parse(
+        model="fake", messages=MESSAGES, response_format=City, max_tokens=200, reasoning_effort="none"
+    )
+    assert answer.choices[0].message.parsed.rank in ("first", "second")
+    parsed = client.responses.parse(model="fake", input="x", text_format=City, reasoning={"effort": "none"})
+    assert 0 <= parsed.output_parsed.size <= 999
 
 
 def test_errors(client: Any, url: str) -> None:

@@ -73,7 +73,8 @@ def test_every_element_that_the_script_uses_is_there() -> None:
 
 def test_text_can_only_become_text() -> None:
     assert not re.search(
-        r"innerHTML\s*[=+]|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|srcdoc|DOMParser", script()
+        r"innerHTML\s*[=+]|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|srcdoc|DOMParser",
+        script(),
     )
     assert not [name for name, _ in structure().attributes if name.startswith("on") or name == "style"]
     assert not re.search(r"localStorage|sessionStorage|indexedDB|document\.cookie", script())

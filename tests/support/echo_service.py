@@ -24,6 +24,32 @@ from tests.support.fake_vocabulary import FakeVocabulary
 
 HEADER = "assistant\n<think>\n"
 
+TEMPLATE = """
+{%- if tools %}
+{{- '<|im_start|>system\n<tools>' }}
+{%- for tool in tools %}{{- '\n' + tool | tojson }}{%- endfor %}
+{{- '\n</tools>\n<tool_call>{"name": "f", "arguments": {}}</tool_call><|im_end|>\n' }}
+{%- endif %}
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\n' }}
+{%- if message.role == 'assistant' and message.reasoning_content %}
+{{- '<think>\n' + message.reasoning_content + '\n</think>\n\n' }}
+{%- endif %}
+{{- message.content }}
+{%- for call in message.tool_calls or [] %}
+{%- set arguments = call.function.arguments %}
+{{- '\n<tool_call>{"name": "' + call.function.name + '", "arguments": ' }}
+{{- arguments if arguments is string else arguments | tojson }}
+{{- '}</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|im_start|>assistant\n' }}
+{{- '<think>\n\n</think>\n\n' if enable_thinking is defined and not enable_thinking else '<think>\n' }}
+{%- endif %}
+"""
+
 
 class Echo:
     """The scripted model behind a fake runner."""
@@ -43,7 +69,7 @@ class Echo:
             return None
         answer = tokens[starts[-1] + 1 :][len(self._header) :]
         user = b"".join(self.vocabulary.piece(token, special=False) for token in tokens[starts[-2] + 1 : starts[-1]])
-        text = user.decode().removeprefix("user\n").removeprefix("tool\n").removesuffix("\n")
+        text = user.decode("utf-8", "replace").removeprefix("user\n").removeprefix("tool\n").removesuffix("\n")
         self._act(text, len(answer))
         reply = self.vocabulary.tokenize(text, add_special=False, parse_special=False)
         if "LONG" in text:
@@ -66,7 +92,7 @@ class Echo:
 @contextmanager
 def echo_luce(options: LoadOptions | None = None, **vocabulary: Any) -> Iterator[tuple[Luce, Echo]]:
     """A loaded echo model."""
-    echo = Echo(FakeVocabulary(**vocabulary))
+    echo = Echo(FakeVocabulary(**{"chat_template": TEMPLATE, **vocabulary}))
     with fake_luce(options, vocabulary=echo.vocabulary, script=echo.choose, damage=echo.damage) as luce:
         try:
             yield luce, echo
