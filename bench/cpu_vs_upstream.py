@@ -5,7 +5,8 @@
 llama-bench comes from the same tree as our libraries. Its graphs are libllama's, and every patch of ours leaves kernels as
 they are unless a graph asks for a pyluce phase, so it runs upstream's own kernels: its figures are upstream's speed. It runs
 as a user would run it (repacked weights, f16 K/V, flash attention on "auto", ubatch 512). Rounds alternate which of the two goes
-first; a ratio is taken within a round and the median over rounds is printed, so a busy machine harms both alike.
+first; a ratio is taken of two processes that ran one after the other and the median over rounds is printed, so a busy machine
+harms both alike.
 """
 
 from __future__ import annotations
@@ -29,45 +30,47 @@ DECODE = 64
 DEPTHS = (0, 512)
 TESTS = [*(f"prefill {n}" for n in PREFILL), *(f"decode at {d}" for d in DEPTHS)]
 GOALS = {"prefill": 0.9, "decode": 1.0}
-RANDOM_MODEL = ROOT / "build" / "models" / "bench-q4_k.gguf"
 Q4_K = replace(
-    FULL, n_layer=8, n_embd=1024, n_vocab=32768, n_head=16, head_dim=128, rope_dim=32, rope_sections=(6, 5, 5, 0), n_expert=64,
+    FULL, n_layer=4, n_embd=1024, n_vocab=32768, n_head=16, head_dim=128, rope_dim=32, rope_sections=(6, 5, 5, 0), n_expert=64,
     n_expert_used=8, n_ff_exp=512, n_ff_shexp=512, hc_low_rank=128, ssm_k_heads=4, ssm_v_heads=8, indexer_top_k=256,
 ).with_type("Q4_K")  # fmt: skip
 """Between luce-tiny and the real widths: far larger than the caches, and a 2,048-token prompt takes seconds, not minutes."""
+RANDOM_MODEL = ROOT / "build" / "models" / f"random-q4_k-{Q4_K.n_layer}x{Q4_K.n_embd}.gguf"
 
 
-def upstream_rates(model: Path, threads: int) -> dict[str, float]:
-    """One process of llama-bench for prefill and one for decode; test name -> tokens a second."""
+def upstream_rate(model: Path, threads: int, test: str) -> float:
+    """Tokens a second of one test, in one process of llama-bench."""
     program = ROOT / "build" / "cpu" / "bin" / "llama-bench"
     if not program.is_file():
         raise SystemExit(f"expected {program}, found none: python build.py --bench")
-    rates: dict[str, float] = {}
-    for tests in (
-        ["-p", ",".join(map(str, PREFILL)), "-n", "0"],
-        ["-p", "0", "-n", str(DECODE), "-d", ",".join(map(str, DEPTHS))],
-    ):
-        command = [str(program), "-m", str(model), "-t", str(threads), "-r", "1", "-o", "json", *tests]
-        for row in json.loads(_run(command)):
-            name = f"prefill {row['n_prompt']}" if row["n_prompt"] else f"decode at {row['n_depth']}"
-            rates[name] = float(row["avg_ts"])
-    return rates
+    kind, size = parse_test(test)
+    what = ["-p", str(size), "-n", "0"] if kind == "prefill" else ["-p", "0", "-n", str(DECODE), "-d", str(size)]
+    rows = json.loads(_run([str(program), "-m", str(model), "-t", str(threads), "-r", "1", "-o", "json", *what]))
+    return float(rows[0]["avg_ts"])
 
 
-def our_rates(model: Path, threads: int) -> dict[str, float]:
-    """The same tests by our runner, in a process of its own."""
-    command = [sys.executable, "-m", "bench.ours", str(model), "--threads", str(threads), "--decode", str(DECODE)]
-    command += ["--prefill", ",".join(map(str, PREFILL)), "--depth", ",".join(map(str, DEPTHS))]
-    found = json.loads(_run(command))
-    return {name: float(rate) for name, rate in found.items()}
+def our_rate(model: Path, threads: int, test: str) -> float:
+    """The same test by our runner, in a process of its own."""
+    kind, size = parse_test(test)
+    what = ["--prefill", str(size)] if kind == "prefill" else ["--decode", str(DECODE), "--depth", str(size)]
+    return float(_run([sys.executable, "-m", "bench.ours", str(model), "--threads", str(threads), *what]))
+
+
+def parse_test(test: str) -> tuple[str, int]:
+    """"prefill 512" -> ("prefill", 512); "decode at 0" -> ("decode", 0)."""
+    words = test.split()
+    return words[0], int(words[-1])
 
 
 def measure(model: Path, threads: int, rounds: int) -> list[dict[str, dict[str, float]]]:
-    """`rounds` pairs, A before B and B before A in turn."""
+    """`rounds` times all tests; for each test the two sides directly after each other, in turn A first and B first."""
+    sides = [("upstream", upstream_rate), ("ours", our_rate)]
     pairs: list[dict[str, dict[str, float]]] = []
     for i in range(rounds):
-        sides = [("upstream", upstream_rates), ("ours", our_rates)]
-        pair = {name: side(model, threads) for name, side in (sides if i % 2 == 0 else sides[::-1])}
+        pair: dict[str, dict[str, float]] = {name: {} for name, _ in sides}
+        for test in TESTS:
+            for name, rate in sides if i % 2 == 0 else reversed(sides):
+                pair[name][test] = rate(model, threads, test)
         pairs.append(pair)
         print(f"  round {i + 1} of {rounds}: " + ", ".join(f"{t} {ratio(pair, t):.2f}" for t in TESTS), flush=True)
     return pairs
@@ -95,7 +98,7 @@ def table(model: Path, pairs: list[dict[str, dict[str, float]]], floor: Floor, m
         ours, theirs = (statistics.median(pair[side][test] for pair in pairs) for side in ("ours", "upstream"))
         is_decode = test.startswith("decode")
         done = f"{ours * floor.decode_bytes / 1e9:.1f} GB/s" if is_decode else f"{ours * floor.chunk_flops / 1e9:.0f} GFLOP/s"
-        goal = GOALS[test.split()[0]]
+        goal = GOALS[parse_test(test)[0]]
         middle = statistics.median(ratios)
         lines.append(
             f"| {test} | {theirs:,.1f} | {ours:,.1f} | {middle:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) "

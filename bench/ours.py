@@ -1,15 +1,14 @@
 """One timed run of pyluce's own graphs, in a process of its own: what `llama-bench -r 1` does, done by `TrunkRunner`.
 
-    python -m bench.ours MODEL [--prefill 512,2048] [--decode 64] [--depth 0,512] [--threads 1]
+    python -m bench.ours MODEL --prefill 512 | --decode 64 [--depth 512] [--threads 1]
 
-Prints one JSON object: test name -> tokens a second. As in llama-bench: random tokens, a warm-up before each test, logits of
+Prints tokens a second. As in llama-bench: random tokens, a warm-up before the test, logits of
 a prompt's last token and of every decoded token, no sampling, filling the context to the depth is not timed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 
@@ -49,27 +48,24 @@ def decode_rate(runner: TrunkRunner, tokens: list[int], depth: int, n_decode: in
 
 
 def main() -> None:
-    """Run the tests that the command line names and print their rates."""
+    """Run the test that the command line names and print its rate."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("model", type=Path)
-    parser.add_argument("--prefill", default="512,2048")
-    parser.add_argument("--decode", type=int, default=64)
-    parser.add_argument("--depth", default="0,512")
+    test = parser.add_mutually_exclusive_group(required=True)
+    test.add_argument("--prefill", type=int, metavar="N", help="a prompt of N tokens")
+    test.add_argument("--decode", type=int, metavar="N", help="N steps of one row")
+    parser.add_argument("--depth", type=int, default=0, metavar="N", help="prompt tokens before the decoded ones")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
-    lengths = [int(text) for text in arguments.prefill.split(",")]
-    depths = [int(text) for text in arguments.depth.split(",")]
-    n_ctx = max(*lengths, *(depth + arguments.decode for depth in depths)) + 64
-    options = RunnerOptions(n_ctx=n_ctx, n_threads=arguments.threads, kv_type="f16")
-    rates: dict[str, float] = {}
+    length = arguments.prefill or arguments.depth + arguments.decode
+    options = RunnerOptions(n_ctx=length + 64, n_threads=arguments.threads, kv_type="f16")
     with TrunkRunner(arguments.model, options) as runner:
-        tokens = np.random.default_rng(1).integers(0, runner.vocab_size, size=n_ctx).tolist()
-        for length in lengths:
-            prefill_rate(runner, tokens[:length])
-            rates[f"prefill {length}"] = prefill_rate(runner, tokens[:length])
-        for depth in depths:
-            rates[f"decode at {depth}"] = decode_rate(runner, tokens, depth, arguments.decode)
-    print(json.dumps(rates))
+        tokens = np.random.default_rng(1).integers(0, runner.vocab_size, size=length).tolist()
+        if arguments.prefill:
+            prefill_rate(runner, tokens)
+            print(prefill_rate(runner, tokens))
+        else:
+            print(decode_rate(runner, tokens, arguments.depth, arguments.decode))
 
 
 if __name__ == "__main__":
