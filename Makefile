@@ -4,6 +4,7 @@
 #   make test          build all and run the tests
 #   make lint          ruff, and mypy --strict
 #   make bench         the CPU speed comparison with upstream's llama-bench
+#   make test-browser the status page in headless Chromium (Debian: apt-get install chromium)
 #   make test-oracle   the tests against transformers (own environment with torch, a large download)
 #   make clean         remove what was built
 #   make distclean     the environments and the fetched source too
@@ -25,7 +26,7 @@ SETUP_FILES := pyproject.toml setup.py MANIFEST.in
 
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test lint bench test-oracle build setup clean distclean
+.PHONY: help demo test lint bench test-browser test-oracle build setup clean distclean
 
 help:
 	@sed -n 's/^#   make/  make/p' Makefile
@@ -43,6 +44,9 @@ lint: $(LINT_READY)
 bench: setup
 	$(PY) build.py --jobs $(JOBS) --bench
 	$(PY) -m bench.cpu_vs_upstream
+
+test-browser: setup
+	LUCE_TEST_BROWSER=1 $(PY) -m pytest tests/browser
 
 test-oracle: build $(ORACLE_READY)
 	LUCE_ORACLE_PYTHON=$(abspath $(ORACLE))/bin/python $(PY) -m pytest tests/oracles

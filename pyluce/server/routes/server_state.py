@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from importlib import resources
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.responses import Response
 
 from pyluce import __version__
 from pyluce.server.context import AppContext, get_context
@@ -17,6 +16,7 @@ from pyluce.server.errors import ApiError
 from pyluce.server.health import judge
 from pyluce.server.jsontext import JsonResponse
 from pyluce.server.metrics import CONTENT_TYPE
+from pyluce.server.page import page_response
 from pyluce.server.props import props, to_plain
 from pyluce.server.sse import EventStreamResponse, frame
 
@@ -86,10 +86,7 @@ async def stream_status(request: Request) -> Response:
 @router.get("/", tags=["server"])
 async def get_page() -> Response:
     """The status page."""
-    page = resources.files("pyluce.server") / "static" / "index.html"
-    if page.is_file():
-        return HTMLResponse(page.read_text(encoding="utf-8"), headers={"Cache-Control": "no-cache"})
-    return PlainTextResponse(f"luce {__version__}: see /status/json, /props and /openapi.json\n")
+    return page_response()
 
 
 def status(context: AppContext) -> dict[str, Any]:
