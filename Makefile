@@ -62,7 +62,7 @@ $(READY): $(SETUP_FILES)
 	@echo "setup: $(VENV) with $$($(PYTHON) --version)"
 	@test -x $(VENV)/bin/pip || $(PYTHON) -m venv $(VENV)
 	@$(PIP) install "setuptools>=77"
-	@$(PIP) install --no-build-isolation --editable ".[server,build,test]"
+	@$(PIP) install --no-build-isolation --editable ".[build,test]"
 	@touch $@
 
 $(LINT_READY): $(READY)
