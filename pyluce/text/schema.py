@@ -1,6 +1,7 @@
 """JSON schemas as grammars that tokens can be checked against (`pyluce.engine.constraint`).
 
-Properties come in the order in which the schema lists them. White space may stand wherever JSON allows it, so many characters at most.
+Properties come in the order in which the schema lists them. Wherever JSON allows white space there may be none, one space, or a line break
+with an indentation: the usual spellings, and no way to fill an answer with nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from llguidance import LLMatcher
 
 MAX_DEPTH: Final = 64
 MAX_NODES: Final = 5000
-MAX_WHITE_SPACE: Final = 64
+MAX_INDENT: Final = {" ": 48, "\t": 16}
 
 _PLAIN_KEYWORDS: Final = frozenset(
     {
@@ -34,7 +35,8 @@ KEYWORDS: Final = _PLAIN_KEYWORDS | ANNOTATIONS | _ONE_SCHEMA | _SCHEMA_LISTS | 
 """What a schema may hold; anything else is refused, since an answer would not keep to it."""
 
 _HEADER: Final = '%llguidance {"no_forcing": true}'
-_SPELLING: Final = {"whitespace_pattern": f"[ \\t\\r\\n]{{1,{MAX_WHITE_SPACE}}}"}
+_INDENTS: Final = "".join(f"|\r?\n{character}{{0,{count}}}" for character, count in MAX_INDENT.items())
+_SPELLING: Final = {"whitespace_pattern": f"( {_INDENTS})"}
 
 
 class SchemaError(ValueError):
