@@ -82,10 +82,13 @@ class LoadProgress:
             self._bars.update(task, completed=done, total=max(total, 1))
             return
         now = time.monotonic()
-        if stage not in self._said or now - self._said[stage] >= PLAIN_INTERVAL_S:
-            self._said[stage] = now
-            share = f" {100 * done // total} %" if total and done else ""
-            print(f"load: {stage}{share}", file=self._stream, flush=True)
+        if stage not in self._said:
+            print(f"load: {stage}", file=self._stream, flush=True)
+        elif now - self._said[stage] >= PLAIN_INTERVAL_S:
+            print(f"load: {stage} {100 * done // max(total, 1)} %", file=self._stream, flush=True)
+        else:
+            return
+        self._said[stage] = now
 
     def __enter__(self) -> LoadProgress:
         if self._bars is not None:

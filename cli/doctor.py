@@ -31,6 +31,7 @@ _TOOLS = {
     "cuda": (("nvcc",), "nvcc of NVIDIA's CUDA toolkit, on PATH or given with --cuda-toolkit"),
     "hip": (("hipcc", "amdclang++"), "hipcc of AMD's ROCm, on PATH or given with --rocm"),
 }
+_NEEDED_FOR = {"cuda": " (for NVIDIA GPUs only)", "hip": " (for AMD GPUs only)"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ def missing(states: list[BackendState], model: Path | None) -> list[str]:
             )
             if state.name == "cpu" and not from_tree:
                 how = "install the package again: `pip install --force-reinstall pyluce`"
-            notes.append(f"{state.name}: not built: {first}{how}")
+            notes.append(f"{state.name}{_NEEDED_FOR.get(state.name, '')}: not built: {first}{how}")
     if model is None:
         notes.append(f"luce-tiny: expected {DEFAULT_MODEL}; without it every command needs a MODEL")
     return notes
@@ -126,7 +127,7 @@ def show(states: list[BackendState], model: Path | None) -> None:
     """Print everything; tables on a terminal, lines in a pipe."""
     console = Console(highlight=False)
     click.echo(
-        f"luce {__version__}, Python {platform.python_version()}, {platform.platform()}, {available_cpus()} CPUs"
+        f"luce {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}, {available_cpus()} CPUs"
     )
     for state in states:
         if state.result.get("stamp"):

@@ -41,8 +41,23 @@ class EngineFlags:
     one_slot: bool = False
 
     def for_one_request(self) -> EngineFlags:
-        """For a command that runs a request at a time: a single slot, unless the user asked for more."""
-        return replace(self, load=replace(self.load, max_concurrency=1)) if self.one_slot else self
+        """For a command that runs a request at a time: a single slot and nothing kept, unless the user asked for more."""
+        load = replace(self.load, max_concurrency=1) if self.one_slot else self.load
+        return replace(self, load=replace(load, prefix_cache_mib=load.prefix_cache_mib or 0))
+
+
+class PrefixCacheSize(click.ParamType):
+    """MiB, or `auto`, which is None."""
+
+    name = "auto|MIB"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        if value is None or value == "auto":
+            return None
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"expected auto or a number of MiB, found {value!r}", param, ctx)
 
 
 _ENGINE = (
@@ -111,6 +126,15 @@ _ENGINE = (
         envvar="LUCE_PREFILL_SHARE",
         show_envvar=True,
         help="How much of the time prompts may take while other requests decode; with 0 they wait until none does.",
+    ),
+    click.option(
+        "--prefix-cache-mib",
+        type=PrefixCacheSize(),
+        default="auto",
+        show_default=True,
+        envvar="LUCE_PREFIX_CACHE_MIB",
+        show_envvar=True,
+        help="Memory for prompts that begin alike: MiB, 0 for none, or auto (three full contexts, at most a quarter of free memory).",
     ),
     click.option(
         "--chat-template-file",
@@ -200,6 +224,7 @@ def engine_options(command: Command) -> Command:
         max_concurrency: int | None,
         max_queue: int,
         prefill_share: float,
+        prefix_cache_mib: int | None,
         chat_template_file: Path | None,
         quiet: bool,
         **rest: Any,
@@ -216,6 +241,7 @@ def engine_options(command: Command) -> Command:
                 max_concurrency=max_concurrency or _LOAD.max_concurrency,
                 max_queue=max_queue,
                 prefill_share=prefill_share,
+                prefix_cache_mib=prefix_cache_mib,
             )
         except OptionError as error:
             raise click.UsageError(as_flag(error)) from error

@@ -1,4 +1,4 @@
-"""`luce run`: answer one prompt, printed as it is generated."""
+"""`luce run`: answer one prompt, printed as it is generated; without a prompt, serve."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ import click
 from cli.console import AnswerPrinter
 from cli.loading import loaded_model
 from cli.options import EngineFlags, engine_options, read_text_file, refuse_together, sampling_options
+from cli.serve import ServeFlags, named_flags, serve_model, serve_options
 from pyluce.engine import Event, GenerationRequest, SamplingParams
 from pyluce.luce import Completion, Luce
 
 DEFAULT_MAX_TOKENS = 512
-NO_PROMPT = (
-    "without a prompt this command will serve the model, which this version cannot do yet: "
-    "give --prompt TEXT, or --prompt-file FILE (- is standard input)"
-)
+_PROMPT_ONLY = ("max_tokens", "stop", "chat", "system", "thinking", "show_thinking", "as_json")
 
 
 @click.command()
@@ -45,6 +43,7 @@ NO_PROMPT = (
 @click.option("--thinking/--no-thinking", default=None, help="Reason before the answer.  [default: the template's]")
 @click.option("--show-thinking/--hide-thinking", default=None, help="Print the reasoning.  [default: on a terminal]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: text, token ids, timings, hashes.")
+@serve_options
 def run(
     engine: EngineFlags,
     sampling: SamplingParams,
@@ -57,13 +56,22 @@ def run(
     thinking: bool | None,
     show_thinking: bool | None,
     as_json: bool,
-) -> None:
-    """Answer a prompt with MODEL, a GGUF file or any shard of one. Without MODEL: luce-tiny, which is part of luce."""
+    serving: ServeFlags,
+) -> int | None:
+    """Serve MODEL over HTTP, or answer one prompt with it.
+
+    MODEL is a GGUF file, or any shard of one; without it: luce-tiny, which is part of luce. With --prompt or --prompt-file the answer is
+    printed as it is generated. Without, the model is served until Ctrl-C: OpenAI's and Anthropic's APIs, and a status page at the URL.
+    """
     refuse_together(prompt=prompt is not None, prompt_file=prompt_file is not None)
     refuse_together(raw=not chat, system=system is not None)
     refuse_together(raw=not chat, **{_thinking_flag(thinking): thinking is not None})
     refuse_together(raw=not chat, chat_template_file=engine.load.chat_template is not None)
     refuse_together(json=as_json, **{"show_thinking" if show_thinking else "hide_thinking": show_thinking is not None})
+    if prompt is None and prompt_file is None:
+        refuse_named(named_flags(_PROMPT_ONLY), "with --prompt or --prompt-file only: without a prompt this command serves")
+        return serve_model(engine, serving, sampling)
+    refuse_named(serving.given, "without a prompt only: it is about serving")
     text = read_prompt(prompt, prompt_file)
     with loaded_model(engine.for_one_request()) as luce:
         if thinking is not None and luce.template is not None and not luce.template.has_thinking_switch:
@@ -88,12 +96,11 @@ def run(
             click.echo(json.dumps(as_document(luce, completion), ensure_ascii=False))
         if not engine.quiet:
             click.echo(summary(completion), err=True)
+    return None
 
 
 def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
     """The prompt's text. A file's last line end is not part of it."""
-    if prompt is None and prompt_file is None:
-        raise click.UsageError(NO_PROMPT)
     if prompt is not None and prompt != "-":
         flag, text = "--prompt", prompt
     elif prompt == "-" or str(prompt_file) == "-":
@@ -155,6 +162,12 @@ def summary(completion: Completion) -> str:
     if completion.seed is not None:
         parts.append(f"seed {completion.seed}")
     return "; ".join(parts)
+
+
+def refuse_named(flags: tuple[str, ...], where: str) -> None:
+    """Raise a usage error for flags that this use of the command has not."""
+    if flags:
+        raise click.UsageError(f"{', '.join(flags)}: expected {where}")
 
 
 def _thinking_flag(thinking: bool | None) -> str:

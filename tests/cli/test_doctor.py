@@ -45,7 +45,7 @@ def test_says_what_was_built_and_what_is_there(
         "  flags: cpu GGML_NATIVE=ON",
         "  CPU features: AVX2\n",
         "device: CPU (cpu), A processor, cpu, 3.0 of 4.0 GiB free",
-        "missing: cuda: not built: `python build.py --backend cuda`",
+        "missing: cuda (for NVIDIA GPUs only): not built: `python build.py --backend cuda`",
     ):
         assert text in out
 
@@ -78,7 +78,7 @@ def test_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     document = json.loads(capsys.readouterr().out)
     assert document["backends"]["cpu"]["devices"] == [DEVICE]
     assert document["backends"]["cuda"] == {"built": False, "usable": False, "error": None}
-    assert any(note.startswith("hip: not built") for note in document["missing"])
+    assert any(note.startswith("hip (for AMD GPUs only): not built") for note in document["missing"])
 
 
 def test_a_missing_default_model_is_named(tmp_path: Path) -> None:
