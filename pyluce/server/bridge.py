@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -26,9 +27,13 @@ class Running:
     `close` cancels what still runs; call it always.
     """
 
-    def __init__(self, service: Service, requests: Sequence[GenerationRequest]) -> None:
+    def __init__(self, service: Service, requests: Sequence[GenerationRequest], *, live: bool) -> None:
+        """`live`: the loop is woken for each event; otherwise only when a request ends, as nobody looks earlier."""
         self._loop = asyncio.get_running_loop()
-        self._messages: asyncio.Queue[tuple[int, Message]] = asyncio.Queue()
+        self._live = live
+        self._messages: deque[tuple[int, Message]] = deque()
+        self._arrived = asyncio.Event()
+        self._waking = False
         self._tickets: list[TicketLike] = []
         try:
             for request in requests:
@@ -43,13 +48,16 @@ class Running:
         """The events of all requests as they happen, with the request's index; raises what ended one of them."""
         unfinished = len(self._tickets)
         while unfinished:
-            index, message = await self._messages.get()
-            if isinstance(message, BaseException):
-                raise message
-            if message is None:
-                unfinished -= 1
-            else:
-                yield index, message
+            await self._arrived.wait()
+            self._arrived.clear()
+            while self._messages:
+                index, message = self._messages.popleft()
+                if isinstance(message, BaseException):
+                    raise message
+                if message is None:
+                    unfinished -= 1
+                else:
+                    yield index, message
 
     def close(self) -> None:
         """Cancel what is not finished."""
@@ -58,12 +66,22 @@ class Running:
 
     def _callback(self, index: int) -> Callable[[Message], None]:
         def forward(message: Message) -> None:
+            self._messages.append((index, message))
+            ended = message is None or isinstance(message, BaseException)
+            if self._waking or not (self._live or ended):
+                return
+            self._waking = True
             try:
-                self._loop.call_soon_threadsafe(self._messages.put_nowait, (index, message))
+                self._loop.call_soon_threadsafe(self._wake)
             except RuntimeError:
                 pass  # the server's loop is closed: nobody listens, and the engine must not notice
 
         return forward
+
+    def _wake(self) -> None:
+        """On the loop. A message that is appended from here on wakes again; one appended before is found by `events`."""
+        self._waking = False
+        self._arrived.set()
 
 
 async def run_text(service: Service, work: Callable[[TextTools], T]) -> T:

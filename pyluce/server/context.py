@@ -15,6 +15,7 @@ from pyluce.server.bridge import Running, run_text, unless_gone
 from pyluce.server.errors import as_api_error
 from pyluce.server.jsontext import JsonResponse
 from pyluce.server.metrics import HttpCounters
+from pyluce.server.prepare import writes_tools
 from pyluce.server.protocols import Service, TextTools
 from pyluce.server.reply import Answer, Piece, Plan, collect, read_pieces
 from pyluce.server.settings import ServerSettings
@@ -67,9 +68,9 @@ class AppContext:
 
     @property
     def tools_supported(self) -> bool:
-        """The chat template writes tool definitions."""
+        """The chat template writes tool definitions, and calls in a format that is known."""
         template = self.service.template
-        return template is not None and "tools" in template.source
+        return template is not None and writes_tools(template)
 
     async def text(self, request: Request, work: Callable[[TextTools], T]) -> T:
         """Run `work` on the vocabulary's thread. Raises ClientGone when nobody waits for it any more."""
@@ -81,7 +82,7 @@ class AppContext:
     async def answer(self, request: Request, plan: Plan, writer: Writer, stream: bool) -> Response:
         """Generate what `plan` says and answer with it. Whatever is refused is refused before a stream begins."""
         try:
-            running = Running(self.service, plan.choices)
+            running = Running(self.service, plan.choices, live=stream)
         except Exception as error:
             raise as_api_error(error) from error
         pieces = self._with_texts(plan, read_pieces(plan, running.events()))

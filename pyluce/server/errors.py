@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from pyluce.engine import ContextLimitError, EngineError, LogitsError, RequestError
-from pyluce.engine.errors import DeadlineError, QueueFullError
+from pyluce.engine.errors import ConstraintError, DeadlineError, QueueFullError
 from pyluce.server.bridge import ClientGone
 from pyluce.server.jsontext import JsonResponse
 from pyluce.server.validation import describe
@@ -102,7 +102,7 @@ def as_api_error(error: BaseException) -> ApiError:
         return ApiError(CLIENT_CLOSED_REQUEST, "the client closed the request", code="client_gone")
     if isinstance(error, EngineError):
         return ApiError(503, str(error), code="engine_unavailable")
-    if isinstance(error, LogitsError):
+    if isinstance(error, (LogitsError, ConstraintError)):
         log.error("a request failed: %s", error)
         return ApiError(500, str(error), code="generation_failed")
     log.error("a request failed: %s", error, exc_info=error)

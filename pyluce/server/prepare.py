@@ -97,7 +97,7 @@ def find_tools(template: ChatTemplate, job: ChatJob) -> CallableTools | None:
             raise RequestError("tool_choice: expected tools to choose from, found none")
         return None
     format = detect_format(template.source)
-    if format is None or "tools" not in template.source:
+    if format is None or not writes_tools(template):
         raise RequestError("tools: this model's chat template does not say how it calls tools")
     try:
         functions = read_functions(job.tools)
@@ -108,6 +108,11 @@ def find_tools(template: ChatTemplate, job: ChatJob) -> CallableTools | None:
     if choice.mode == "none":
         return None
     return CallableTools(format, functions)
+
+
+def writes_tools(template: ChatTemplate) -> bool:
+    """The template writes tool definitions, and shows a format of calls that is known."""
+    return "tools" in template.source and detect_format(template.source) is not None
 
 
 def _constraint(tools: TextTools, callable_tools: CallableTools | None, job: ChatJob) -> ConstraintFactory | None:

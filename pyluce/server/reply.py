@@ -58,7 +58,7 @@ class Token:
 class End:
     """The answer is complete. `reason` is "stop", "length", or "tool_calls" when there are calls and all of them complete.
 
-    `reasoning_tokens` came before the answer proper.
+    `reasoning_tokens` of the generated ones were reasoning.
     """
 
     reason: str
@@ -82,9 +82,6 @@ class Reader:
         self._one_call = one_call
         self._calls = 0
         self._broken = False
-        self._tokens = 0
-        self._reasoned = False
-        self._tokens_before_content: int | None = None
 
     def read(self, event: Event) -> list[Piece]:
         """The pieces that an event brings."""
@@ -92,14 +89,9 @@ class Reader:
         if self._with_tokens and isinstance(event, TokenEvent):
             pieces.append(Token(event))
         if event.reasoning:
-            self._reasoned = True
             pieces.append(Reasoning(event.reasoning))
         if event.content:
-            if self._tokens_before_content is None:
-                self._tokens_before_content = self._tokens
             pieces += [Text(event.content)] if self._tools is None else self._separate(self._tools.step(event.content))
-        if isinstance(event, TokenEvent):
-            self._tokens += 1
         if isinstance(event, FinishEvent):
             if self._tools is not None:
                 pieces += self._separate(self._tools.flush())
@@ -126,8 +118,7 @@ class Reader:
         reason = event.reason.value
         if self._calls and not self._broken and reason == "stop":
             reason = "tool_calls"
-        before = self._tokens if self._tokens_before_content is None else self._tokens_before_content
-        return End(reason, event.stop_string, event.timings, before if self._reasoned else 0)
+        return End(reason, event.stop_string, event.timings, event.reasoning_tokens)
 
 
 class Kind(enum.Enum):

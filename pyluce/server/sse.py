@@ -41,6 +41,7 @@ class EventStreamResponse(Response):
         self._frames = frames
         self._on_close = on_close
         self._keep_alive_s = keep_alive_s
+        self._last_sent = 0.0
         self.status_code = 200
         self.background = None
         self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no", **(headers or {})})
@@ -60,24 +61,26 @@ class EventStreamResponse(Response):
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        following: asyncio.Future[bytes] | None = None
+        loop = asyncio.get_running_loop()
+        self._last_sent = loop.time()
+        comments = asyncio.ensure_future(self._send_comments(send))
         try:
-            while True:
-                following = following or asyncio.ensure_future(anext(self._frames))
-                await asyncio.wait((following,), timeout=self._keep_alive_s)
-                if not following.done():
-                    await _send_body(send, KEEP_ALIVE)
-                    continue
-                try:
-                    data = following.result()
-                except StopAsyncIteration:
-                    break
-                following = None
+            async for data in self._frames:
                 await _send_body(send, data)
+                self._last_sent = loop.time()
         finally:
-            if following is not None:
-                await cancel_and_wait(following)
+            await cancel_and_wait(comments)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_comments(self, send: Send) -> None:
+        """A frame is sent as one message, so a comment can only come between two of them."""
+        loop = asyncio.get_running_loop()
+        while True:
+            silent_until = self._last_sent + self._keep_alive_s
+            await asyncio.sleep(max(0.0, silent_until - loop.time()))
+            if self._last_sent + self._keep_alive_s <= loop.time():
+                await _send_body(send, KEEP_ALIVE)
+                self._last_sent = loop.time()
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
