@@ -31,7 +31,10 @@ class MessageWriter:
             **self._head,
             "content": [_block(part) for part in answer.parts],
             **_stop(end),
-            "usage": {**self._usage(end.timings.completion_tokens), "timings": timings([end])},
+            "usage": {
+                **self._usage(end.timings.completion_tokens, end.timings.cached_tokens),
+                "timings": timings([end]),
+            },
         }
 
     def begin(self) -> list[bytes]:
@@ -59,7 +62,10 @@ class MessageWriter:
                 out.append(_event({"type": "content_block_delta", "index": self._index, "delta": delta}))
             if isinstance(piece, End):
                 out += self._close_block()
-                usage = {**self._usage(piece.timings.completion_tokens), "timings": timings([piece])}
+                usage = {
+                    **self._usage(piece.timings.completion_tokens, piece.timings.cached_tokens),
+                    "timings": timings([piece]),
+                }
                 out.append(_event({"type": "message_delta", "delta": _stop(piece), "usage": usage}))
         return out
 
@@ -72,11 +78,11 @@ class MessageWriter:
     def _close_block(self) -> list[bytes]:
         return [_event({"type": "content_block_stop", "index": self._index})] if self._index >= 0 else []
 
-    def _usage(self, output_tokens: int) -> dict[str, Any]:
+    def _usage(self, output_tokens: int, cached_tokens: int = 0) -> dict[str, Any]:
         return {
-            "input_tokens": self._prompt_tokens,
+            "input_tokens": self._prompt_tokens - cached_tokens,
             "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 0,
+            "cache_read_input_tokens": cached_tokens,
             "output_tokens": output_tokens,
         }
 

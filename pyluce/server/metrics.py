@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
@@ -17,6 +18,8 @@ from pyluce.server.protocols import Service
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 300.0)
+
+log = logging.getLogger(__name__)
 
 _Number: TypeAlias = "tuple[str, str, float]"
 
@@ -72,7 +75,7 @@ class EngineCollector(Collector):
 
 
 class CountRequests:
-    """Counts requests by route: unknown paths are one route, so that nobody can make up labels."""
+    """Counts requests by route: unknown paths are one route, so that nobody can make up labels. Logs those that are work."""
 
     def __init__(self, app: ASGIApp, counters: HttpCounters, paths: Iterable[str]) -> None:
         self._app = app
@@ -96,8 +99,11 @@ class CountRequests:
         try:
             await self._app(scope, receive, watch)
         finally:
+            seconds = time.perf_counter() - begin
             self._counters.requests.labels(route, status).inc()
-            self._counters.seconds.labels(route).observe(time.perf_counter() - begin)
+            self._counters.seconds.labels(route).observe(seconds)
+            level = logging.INFO if scope["method"] == "POST" else logging.DEBUG
+            log.log(level, "%s %s %s %.2f s", scope["method"], route, status, seconds)
 
 
 def flatten_bytes(report: object, prefix: str = "") -> Iterator[tuple[str, float]]:
@@ -112,7 +118,7 @@ def flatten_bytes(report: object, prefix: str = "") -> Iterator[tuple[str, float
 def _counters(stats: EngineStats) -> tuple[_Number, ...]:
     return (
         ("luce_prompt_tokens", "Prompt tokens computed.", stats.prompt_tokens_total),
-        ("luce_cached_prompt_tokens", "Prompt tokens taken from a cache.", 0),
+        ("luce_cached_prompt_tokens", "Prompt tokens taken from the prefix cache.", stats.cached_tokens_total),
         ("luce_generated_tokens", "Tokens generated.", stats.generated_tokens_total),
         ("luce_requests_refused", "Requests that found the queue full.", stats.refused),
         ("luce_decode_steps", "Row graphs computed.", stats.decode_steps),

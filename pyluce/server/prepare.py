@@ -187,11 +187,10 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def limit_tokens(request: GenerationRequest, settings: ServerSettings, n_ctx: int) -> GenerationRequest:
-    """The request with the server's limit where it names none. Raises ContextLimitError when it cannot fit."""
+    """The request with the server's limits where it names none. Raises ContextLimitError when it cannot fit."""
     room = request.check_context(n_ctx)
-    if request.max_tokens is not None:
-        return request
-    return replace(request, max_tokens=min(room, settings.default_max_tokens))
+    max_tokens = min(room, settings.default_max_tokens) if request.max_tokens is None else request.max_tokens
+    return replace(request, max_tokens=max_tokens, deadline_s=settings.deadline_s)
 
 
 def choices(request: GenerationRequest, n: int) -> tuple[GenerationRequest, ...]:

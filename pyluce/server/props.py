@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import psutil
 
 from pyluce import __version__
-from pyluce.engine.stats import Activity
+from pyluce.engine.stats import Activity, EngineStats
 from pyluce.engine.thinking import LARGEST_ANSWER_ROOM
 from pyluce.server.context import AppContext
 from pyluce.server.settings import EFFORTS
@@ -91,7 +92,7 @@ def props(context: AppContext) -> dict[str, Any]:
             }
         },
         "pflash": {"enabled": False, "mode": None},
-        "prefix_cache": {"capacity": 0, "in_use": 0, "lifetime_hits": 0},
+        "prefix_cache": _prefix_cache(stats),
         "full_cache": {
             "enabled": False,
             "capacity": 0,
@@ -140,3 +141,17 @@ def _peak_rss() -> int | None:
     except OSError:
         return None
     return None
+
+
+def _prefix_cache(stats: EngineStats) -> dict[str, Any]:
+    """The engine's last report. `capacity` is null: entries are bounded by bytes, not by number."""
+    report = stats.memory.get("prefix_cache")
+    kept: dict[str, Any] = dict(report) if isinstance(report, Mapping) else {}
+    return {
+        "capacity": None,
+        "in_use": kept.get("entries", 0),
+        "lifetime_hits": kept.get("hits", 0),
+        "budget_bytes": kept.get("budget_bytes", 0),
+        "used_bytes": kept.get("n_bytes", 0),
+        "evictions": kept.get("evictions", 0),
+    }

@@ -192,7 +192,7 @@ def _usage(end: End) -> dict[str, Any]:
     spent = end.timings
     return {
         "input_tokens": spent.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": 0},
+        "input_tokens_details": {"cached_tokens": spent.cached_tokens},
         "output_tokens": spent.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": end.reasoning_tokens},
         "total_tokens": spent.prompt_tokens + spent.completion_tokens,

@@ -41,6 +41,7 @@ class ServerSettings:
     * keep_alive_s: a silent stream gets a comment line this often.
     * heartbeat_limit_s: an engine that works, but has finished no step for this long, is reported as stalled.
     * shutdown_grace_s: running requests may end in this time when the server is asked to stop.
+    * deadline_s: a request that takes longer, waiting included, ends with an error; None for no limit.
     * default_max_tokens: tokens of an answer whose request names no limit, or what fits into the context.
     * sampling: what a request that says nothing about sampling gets.
     * efforts: reasoning tokens by `reasoning_effort`.
@@ -58,6 +59,7 @@ class ServerSettings:
     keep_alive_s: float = 15.0
     heartbeat_limit_s: float = 120.0
     shutdown_grace_s: float = 30.0
+    deadline_s: float | None = None
     default_max_tokens: int = 16000
     sampling: SamplingParams = field(default_factory=SamplingParams)
     efforts: EffortBudgets = field(default_factory=EffortBudgets)
@@ -74,6 +76,7 @@ class ServerSettings:
         for name in ("keep_alive_s", "heartbeat_limit_s", "status_interval_s"):
             if not getattr(self, name) > 0:
                 raise SettingError(f"{name}: expected more than 0 seconds, found {getattr(self, name)}")
-        for name in ("shutdown_grace_s",):
-            if getattr(self, name) < 0:
-                raise SettingError(f"{name}: expected 0 or more, found {getattr(self, name)}")
+        if self.deadline_s is not None and not 0 < self.deadline_s < float("inf"):
+            raise SettingError(f"deadline_s: expected a positive number of seconds, found {self.deadline_s}")
+        if self.shutdown_grace_s < 0:
+            raise SettingError(f"shutdown_grace_s: expected 0 or more, found {self.shutdown_grace_s}")

@@ -17,7 +17,7 @@ def openai_usage(ends: Sequence[End], prompts: int = 1) -> dict[str, Any]:
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": sum(end.timings.cached_tokens for end in ends[::each])},
         "completion_tokens_details": {"reasoning_tokens": sum(end.reasoning_tokens for end in ends)},
         "timings": timings(ends),
     }
@@ -25,7 +25,8 @@ def openai_usage(ends: Sequence[End], prompts: int = 1) -> dict[str, Any]:
 
 def timings(ends: Sequence[End]) -> dict[str, Any]:
     """Where the time went. Of several choices: the sum of the tokens, the longest of the times."""
-    prefilled = sum(end.timings.prompt_tokens for end in ends)
+    prompt_tokens = sum(end.timings.prompt_tokens for end in ends)
+    cached = sum(end.timings.cached_tokens for end in ends)
     decode_ms = max(end.timings.decode_ms for end in ends)
     decoded = sum(end.timings.completion_tokens - 1 for end in ends)
     return {
@@ -33,8 +34,8 @@ def timings(ends: Sequence[End]) -> dict[str, Any]:
         "prefill_ms": round(max(end.timings.prefill_ms for end in ends), 3),
         "decode_ms": round(decode_ms, 3),
         "decode_tokens_per_sec": round(1000.0 * decoded / decode_ms, 1) if decode_ms > 0 else 0.0,
-        "cached_prefix_tokens": 0,
-        "prefilled_tokens": prefilled,
-        "effective_prompt_tokens": prefilled,
-        "cache_hit": False,
+        "cached_prefix_tokens": cached,
+        "prefilled_tokens": prompt_tokens - cached,
+        "effective_prompt_tokens": prompt_tokens,
+        "cache_hit": cached > 0,
     }

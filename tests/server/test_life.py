@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -22,6 +26,7 @@ from tests.support.echo_service import Echo, echo_server
 
 CHAT = "/v1/chat/completions"
 WAIT_S = 10.0
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def chat(text: str, **options: Any) -> dict[str, Any]:
@@ -230,3 +235,58 @@ def test_status_events_show_the_work(one_slot: tuple[LuceServer, Luce, Echo]) ->
         shown = httpx.get(server.url + "/status/json").json()
         assert shown["slots"][0]["state"] in ("prefill", "decode")
         echo.release.set()
+
+
+def test_cancels_at_any_time_leave_nothing_behind() -> None:
+    bodies = [chat("</think>hello SLOW", stream=True), chat("a</think>b SLOW"), chat("</think>x", n=3, stream=True)]
+    with echo_server(LoadOptions(max_ctx=512, max_concurrency=2, max_queue=64, chunk=16)) as (server, luce, _):
+        alone = httpx.post(server.url + CHAT, json=chat("</think>hello world"), timeout=WAIT_S).json()["choices"]
+        for cycle in range(40):
+            raw = httpx.Request("POST", server.url, json=bodies[cycle % len(bodies)]).content
+            with raw_request(server, CHAT, raw):
+                time.sleep(0.001 * (cycle * 7 % 30))
+        wait_for(lambda: free(luce), "free slots")
+        again = httpx.post(server.url + CHAT, json=chat("</think>hello world"), timeout=WAIT_S).json()["choices"]
+        assert again == alone
+        wait_for(lambda: luce.stats().activity is Activity.IDLE, "an idle engine")
+        assert luce.stats().invariant_violations == 0
+
+
+def test_a_deadline() -> None:
+    with echo_server(LoadOptions(max_ctx=512), deadline_s=0.2) as (server, luce, _):
+        late = httpx.post(server.url + CHAT, json=chat("</think>LONG SLOW "), timeout=WAIT_S)
+        assert late.status_code == 504
+        assert late.json()["error"]["type"] == "server_error"
+        wait_for(lambda: free(luce), "free slots")
+
+
+SCRIPT = """
+import sys
+from pyluce.options import LoadOptions
+from pyluce.server import ServerSettings, serve
+from pyluce.service import LuceService
+from tests.support.echo_service import echo_luce
+
+options = LoadOptions(max_ctx=512)
+with echo_luce(options) as (luce, echo), LuceService(luce, options, lambda: echo.vocabulary) as service:
+    serve(service, ServerSettings(port=0, shutdown_grace_s=5), lambda url: print(url, flush=True))
+    print("slots", luce.stats().busy_slots, flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_end_the_server(number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        with httpx.stream("POST", url + CHAT, json=chat("</think>SLOW hello", stream=True), timeout=WAIT_S) as answer:
+            process.send_signal(number)
+            assert answer.read().endswith(b"data: [DONE]\n\n")
+        out, err = process.communicate(timeout=20)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, out, err) == (0, "slots 0\n", "")
