@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.oracles.columns import Reference
+from tests.oracles.columns import FIXTURES, Reference
 from tests.oracles.make_fixtures import LUCE_TINY_FIXTURE, TINY_FIXTURE, oracle_python, run_reference
 from tests.support.compare import assert_close
 from tests.support.models import ORACLE_EOS, ORACLE_SHAPE, ModelCache, luce_tiny_path
@@ -76,6 +76,20 @@ def test_luce_tiny(model_cache: ModelCache, run: object) -> None:
     reference = luce_tiny_reference()
     logits = run(model_cache.luce_tiny_f32(), reference.tokens.tolist())  # type: ignore[operator]
     check(reference, logits, f"luce-tiny, {run.__name__}")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("prompt", (0, 1, 2))
+def test_luce_tiny_as_shipped(prompt: int) -> None:
+    """The shipped file, quantised, against the float32 original that was trained: what quantisation costs, no more."""
+    with np.load(FIXTURES / "luce_tiny_reference.npz") as stored:
+        tokens, best = stored[f"tokens_{prompt}"].tolist(), stored[f"argmax_{prompt}"]
+        positions, expected = stored[f"positions_{prompt}"], stored[f"logits_{prompt}"]
+    with open_runner(luce_tiny_path(), n_ctx=N_CTX) as runner:
+        logits = np.array(runner.prefill(runner.new_sequence(), tokens, want="all"))
+    error = float(np.sqrt(np.mean((logits[positions] - expected) ** 2)) / expected.std())
+    agreement = float((logits.argmax(axis=1) == best).mean())
+    print(f"{len(tokens)} tokens: relative error {error:.3f}, argmax agreement {agreement:.1%}")
+    assert error < 0.15 and agreement > 0.85, f"relative error {error:.3f}, argmax agreement {agreement:.1%}"
 
 
 @pytest.mark.skipif(oracle_python() is None, reason="needs torch and transformers: make test-oracle")
