@@ -113,7 +113,16 @@ class PromptBuilder:
             reasoning=template.reasoning if template.has_reasoning else None,
             starts_in_reasoning=rendered.starts_in_reasoning,
             thinking_end=self._thinking_end(template) if template.has_reasoning else (),
+            reasoning_start=self._reasoning_start(template, rendered),
         )
+
+    def _reasoning_start(self, template: ChatTemplate, rendered: RenderedPrompt) -> int | None:
+        """The token that may begin the answer's reasoning; None where the prompt has begun or ended it, or the model has no such token."""
+        decided = rendered.starts_in_reasoning or rendered.text.rstrip().endswith(template.reasoning.end)
+        if decided or not template.has_reasoning:
+            return None
+        tokens = self._encode(lambda: self.tokenizer.encode_prompt(RenderedPrompt(template.reasoning.start)))
+        return tokens[0] if len(tokens) == 1 else None
 
     def _thinking_end(self, template: ChatTemplate) -> tuple[int, ...]:
         """The tokens that end the reasoning: the end marker, with the line breaks that templates write around it."""

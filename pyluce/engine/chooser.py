@@ -26,6 +26,7 @@ class TokenChooser:
         self._recent = b""  # of the reasoning: as much as may begin its end marker
         self._constraint = request.constraint() if request.constraint else None
         self._constrained = False
+        self._start = request.reasoning_start  # None from the second token on
         if self._constraint is not None and not (request.reasoning and request.starts_in_reasoning):
             self._begin(b"", line_breaks=False)
 
@@ -55,9 +56,13 @@ class TokenChooser:
             self._constraint.mask_ends(allowed)
         else:
             self._constraint.mask(allowed)
+            if self._start is not None:
+                allowed[self._start] = logits[self._start]
         if allowed.max() == -np.inf:
             raise ConstraintError("the answer's grammar allows no token that the model can write here")
         token = self._sampler.sample(allowed)
+        self._constrained = self._constrained and token != self._start
+        self._start = None
         if self._constrained:
             self._constraint.accept(token)
         return token

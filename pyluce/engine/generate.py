@@ -38,8 +38,9 @@ class GenerationRequest:
     a request that takes longer ends with DeadlineError. `n_logprobs`: how many of the most probable tokens each token event names
     with their log-probabilities; 0 gives the chosen token's only, None nothing.
 
-    `constraint`: makes what the answer must keep to; the reasoning is free, and goes on until it ends. `thinking_budget`: tokens of the
-    reasoning after which `thinking_end`, the tokens that end it, are given (`pyluce.engine.thinking` has the rule).
+    `constraint`: makes what the answer must keep to; the reasoning is free, and goes on until it ends. `reasoning_start`: the token that an
+    answer may begin its reasoning with, where the prompt has not. `thinking_budget`: tokens of the reasoning after which `thinking_end`,
+    the tokens that end it, are given (`pyluce.engine.thinking` has the rule).
     """
 
     prompt: tuple[int, ...]
@@ -56,6 +57,7 @@ class GenerationRequest:
     constraint: ConstraintFactory | None = field(default=None, kw_only=True)
     thinking_budget: int | None = field(default=None, kw_only=True)
     thinking_end: tuple[int, ...] = field(default=(), kw_only=True)
+    reasoning_start: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -105,11 +107,12 @@ class GenerationRequest:
         return limit
 
     def check_tokens(self, vocab_size: int) -> None:
-        """Raise RequestError for a prompt token that the vocabulary does not have."""
-        for outside in (min(self.prompt), max(self.prompt)):
-            if 0 <= outside < vocab_size:
-                continue
-            raise RequestError(f"prompt: expected token ids from 0 to {vocab_size - 1}, found {outside}")
+        """Raise RequestError for a token that the vocabulary does not have."""
+        start = () if self.reasoning_start is None else (self.reasoning_start,)
+        for name, tokens in (("prompt", self.prompt), ("thinking_end", self.thinking_end), ("reasoning_start", start)):
+            for outside in (min(tokens), max(tokens)) if tokens else ():
+                if not 0 <= outside < vocab_size:
+                    raise RequestError(f"{name}: expected token ids from 0 to {vocab_size - 1}, found {outside}")
 
 
 @dataclass(frozen=True, slots=True)

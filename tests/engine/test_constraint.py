@@ -18,6 +18,7 @@ from pyluce.engine import (
     hash_logits,
 )
 from pyluce.engine.constraint import ConstraintCompiler
+from pyluce.options import LoadOptions
 from pyluce.text import ReasoningMarkers, Tokenizer
 from pyluce.text.tools import Function, ToolStream, join_events
 from pyluce.text.tools.json_calls import JsonCalls
@@ -37,7 +38,8 @@ from tests.engine.constrained import (
     run,
     tokens_of,
 )
-from tests.support.fake_vocabulary import FakeVocabulary
+from tests.support.fake_luce import fake_luce
+from tests.support.fake_vocabulary import CHAT_TEMPLATE, FakeVocabulary
 from tests.text.tools.cases import calls_of, text_of
 
 THINK, END_THINK = (VOCABULARY.token(text) for text in ("<think>", "</think>"))
@@ -173,6 +175,31 @@ def test_the_constraint_begins_at_once_without_reasoning() -> None:
         events = run(resources(script=thinks("hello", [])), constraint=COMPILER.json_schema(SCHEMA), **options)
         assert keeps_to_schema(content_of(events))
         assert reasoning_of(events) == ""
+
+
+def test_a_model_that_opens_its_reasoning_itself() -> None:
+    options: dict[str, Any] = {"reasoning": MARKERS, "constraint": COMPILER.json_schema(SCHEMA)}
+    script = thinks("", [THINK, *b"free", END_THINK, 10])
+    events = run(resources(script=script), reasoning_start=THINK, **options)
+    assert reasoning_of(events) == "free"
+    assert keeps_to_schema(content_of(events))
+    for other in (thinks("hello", []), thinks("{", [THINK] * 9)):  # it does not reason, or too late
+        events = run(resources(script=other), reasoning_start=THINK, **options)
+        assert reasoning_of(events) == ""
+        assert keeps_to_schema(content_of(events))
+    assert THINK not in tokens_of(run(resources(script=script), **options))
+
+
+def test_the_front_door_knows_whether_the_answer_may_open_its_reasoning() -> None:
+    assert "{{- '<think>\\n' }}" in CHAT_TEMPLATE
+    open_ended = CHAT_TEMPLATE.replace("{{- '<think>\\n' }}", "")
+    with fake_luce(LoadOptions(chat_template=open_ended)) as luce:
+        request = luce.request("Hi")
+        assert luce.detokenize([request.reasoning_start or 0]) == "<think>"
+        assert luce.request("Hi", thinking=False).reasoning_start is None
+        assert luce.request("Hi", chat=False).reasoning_start is None
+    with fake_luce() as luce:
+        assert luce.request("Hi").reasoning_start is None
 
 
 def test_no_end_token_ends_the_reasoning_before_the_answer() -> None:
