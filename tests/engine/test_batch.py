@@ -343,6 +343,7 @@ VICTIM = 13
 VICTIM_PROMPT = (VICTIM,) * (CHUNK + 3)
 BAD_TOKEN = 201
 FAILURES = ["chain", "new sequence", "sample 0", "sample 3", "text 0", "text 4", "NaN 0", "NaN 3", "-inf 2"]
+FAILURES += ["constraint", "mask 0", "mask 3", "accept 2"]
 
 
 class FailingTable(Tokenizer):
@@ -371,6 +372,37 @@ def failing_chain(fails_at: int) -> type[NumpyChain]:
             return super().sample(logits)
 
     return FailingChain
+
+
+class FailingConstraint:
+    """Allows every token, until its step `after` of the method that fails."""
+
+    is_complete = False
+    closed = 0
+
+    def __init__(self, what: str, after: int) -> None:
+        self._what, self._left = what, after
+
+    def _use(self, what: str) -> None:
+        if what == self._what:
+            self._left -= 1
+            if self._left < 0:
+                raise RuntimeError(f"{what} failed")
+
+    def begin(self, head: bytes, line_breaks: bool) -> None:
+        self._use("constraint")
+
+    def mask(self, logits: Any) -> None:
+        self._use("mask")
+
+    def mask_ends(self, logits: Any) -> None:
+        pass
+
+    def accept(self, token: int) -> None:
+        self._use("accept")
+
+    def close(self) -> None:
+        FailingConstraint.closed += 1
 
 
 @pytest.mark.parametrize("failure", FAILURES)
@@ -408,10 +440,16 @@ def test_a_failure_of_one_request_ends_it_alone(failure: str) -> None:
     sampling = (
         SamplingParams() if what == "text" else SamplingParams(temperature=1.0, seed=1)
     )  # only the victim has a chain
-    victim = desk.submit(request(VICTIM_PROMPT, 12, sampling=sampling))
+    special: dict[str, Any] = {}
+    if what in ("constraint", "mask", "accept"):
+        special = {"constraint": lambda: FailingConstraint(what, after), "ignore_end": False}
+    victim = desk.submit(request(VICTIM_PROMPT, 12, sampling=sampling, **special))
+    closed = FailingConstraint.closed
     desk.run()
     answer = desk.answer(victim)
     assert isinstance(answer.error, LogitsError if what in ("NaN", "-inf") else RuntimeError)
+    if what in ("mask", "accept"):
+        assert FailingConstraint.closed == closed + 1
     assert len(answer.tokens) == after
     for ticket, other in zip(tickets, others, strict=True):
         assert desk.answer(ticket).result() == alone(other).result()
