@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from pyluce.luce import Luce
 from pyluce.options import LoadOptions
 from tests.support.echo_service import running_server
+from tests.support.real_model import require_libraries
 from tests.support.sse import chunks
 
 OPTIONS = LoadOptions(max_ctx=1024, threads=1, chunk=64, max_concurrency=3)
@@ -77,6 +80,40 @@ def test_choices_at_once_equal_one_alone(loaded: tuple[Luce, str]) -> None:
         f"{url}/v1/completions", json={"prompt": prompts[0], "max_tokens": 8, "n": 3}, timeout=120
     ).json()
     assert [choice["text"] for choice in three["choices"]] == [alone[0]] * 3
+
+
+def test_openais_client_and_the_default_model() -> None:
+    openai = pytest.importorskip("openai")
+    require_libraries()
+    options = LoadOptions(max_ctx=2048, threads=1, max_concurrency=2)
+    question: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
+    parameters = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    tools = [{"type": "function", "function": {"name": "get_time", "parameters": parameters, "strict": True}}]
+    schema = {"type": "json_schema", "json_schema": {"name": "city", "schema": parameters}}
+    with Luce.load_with(None, options) as luce, running_server(luce, options) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
+        create = partial(client.chat.completions.create, model="luce-tiny", messages=question, max_tokens=120)
+        whole = create(logprobs=True, top_logprobs=2)
+        expected = luce.generate(messages=question, max_tokens=120)
+        assert whole.choices[0].message.content == expected.text
+        assert whole.choices[0].message.reasoning_content == expected.reasoning
+        assert len(whole.choices[0].logprobs.content) == whole.usage.completion_tokens == len(expected.tokens)
+        parts = create(stream=True)
+        assert "".join(part.choices[0].delta.content or "" for part in parts) == expected.text
+
+        called = create(tools=tools, tool_choice="required", parallel_tool_calls=False).choices[0]
+        assert called.finish_reason == "tool_calls"
+        assert set(json.loads(called.message.tool_calls[0].function.arguments)) == {"city"}
+        for effort in ("none", "low"):
+            answer = create(response_format=schema, reasoning_effort=effort).choices[0].message
+            assert set(json.loads(answer.content)) == {"city"}
+            assert bool(getattr(answer, "reasoning_content", None)) == (effort == "low")
+        assert luce.stats().busy_slots == 0
 
 
 def test_text_and_props_of_the_real_model(loaded: tuple[Luce, str]) -> None:
