@@ -189,3 +189,9 @@ def test_the_front_door_knows_the_tokens_that_end_the_reasoning() -> None:
         with pytest.raises(RequestError, match="thinking_budget"):
             luce.request("Hi", chat=False, thinking_budget=4)
         assert luce.request("Hi", thinking=False, thinking_budget=4).starts_in_reasoning is False
+
+
+def test_tokens_outside_the_vocabulary_are_refused() -> None:
+    for name, tokens in (("thinking_end", {"thinking_end": (1, 10**6)}), ("reasoning_start", {"reasoning_start": -1})):
+        with pytest.raises(RequestError, match=f"{name}: expected token ids"):
+            run(thinking_budget=3, max_tokens=9, **{**REASONS, **tokens})
