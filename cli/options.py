@@ -46,7 +46,7 @@ class EngineFlags:
         return replace(self, load=replace(load, prefix_cache_mib=load.prefix_cache_mib or 0))
 
 
-class PrefixCacheSize(click.ParamType):
+class PrefixCacheSize(click.ParamType):  # type: ignore[type-arg]
     """MiB, or `auto`, which is None."""
 
     name = "auto|MIB"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+
+import psutil
 
 from pyluce.engine import BatchCore, Engine, Resources
 from pyluce.graph import RunnerOptions, TrunkRunner
@@ -13,7 +16,7 @@ from pyluce.luce import LoadedModel, ModelInfo, Progress
 from pyluce.native.sampler import SamplerChain
 from pyluce.native.vocabulary import Vocabulary
 from pyluce.options import DEFAULT_MAX_CTX, DEFAULT_MODEL, LoadOptions, OptionError, available_cpus
-from pyluce.state import SequenceState, StateMemoryError, check_state_fits
+from pyluce.state import SequenceState, StateMemoryError, automatic_budget, check_state_fits
 from pyluce.text import ChatTemplate, Tokenizer
 from pyluce.weights import ModelError, open_model
 
@@ -72,8 +75,16 @@ def _open(path: Path, options: LoadOptions, report: Progress) -> tuple[BatchCore
             chunk_tokens=options.chunk,
             repack=options.repack,
         )
+        h = model_file.hparams
+        budget = options.prefix_cache_mib
+        if budget is None:
+            available = psutil.virtual_memory().available
+            budget_bytes = automatic_budget(h, runner_options.state(h), available)
+        else:
+            budget_bytes = budget << 20
+        runner_options = replace(runner_options, prefix_cache_bytes=budget_bytes)
         try:
-            check_state_fits(model_file.hparams, runner_options.state)
+            check_state_fits(h, runner_options.state(h))
         except StateMemoryError as error:
             raise OptionError(str(error)) from error
     with ExitStack() as stack:
@@ -111,6 +122,7 @@ def _open(path: Path, options: LoadOptions, report: Progress) -> tuple[BatchCore
             n_slots=options.max_concurrency,
             max_queue=options.max_queue,
             prefill_share=options.prefill_share,
+            store=runner.store if budget_bytes else None,
         )
         owners.enter_context(stack.pop_all())
         return core, LoadedModel(info, tokenizer, template, runner.memory_report)

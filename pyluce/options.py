@@ -35,6 +35,8 @@ class LoadOptions:
     * max_concurrency: requests computed at once, 1 to 64; their state is allocated at the start.
     * max_queue: requests that may wait for a slot; the next one is refused.
     * prefill_share: how much of the time prompts may take while other requests decode, 0 to 1. With 0 they wait until nobody decodes.
+    * prefix_cache_mib: memory for the states of prompts, so that prompts that begin alike are computed once; None: room for three
+      full contexts, at most a quarter of the memory that is free; 0 keeps nothing.
 
     Raises OptionError naming the option.
     """
@@ -48,6 +50,7 @@ class LoadOptions:
     max_concurrency: int = 4
     max_queue: int = 256
     prefill_share: float = 0.5
+    prefix_cache_mib: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_ctx is not None:
@@ -60,6 +63,8 @@ class LoadOptions:
         if self.kv_type not in KV_TYPES:
             raise OptionError(f"kv_type: expected {' or '.join(KV_TYPES)}, found {self.kv_type!r}")
         _check_integer("max_concurrency", self.max_concurrency, 1, MAX_CONCURRENCY)
+        if self.prefix_cache_mib is not None:
+            _check_integer("prefix_cache_mib", self.prefix_cache_mib, 0, 1 << 30)
         _check_integer("max_queue", self.max_queue, 0, MAX_QUEUE)
         if isinstance(self.prefill_share, bool) or not isinstance(self.prefill_share, (int, float)):
             raise OptionError(f"prefill_share: expected a number, found {type(self.prefill_share).__name__}")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import operator
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyluce.engine import ConstraintFactory, GenerationRequest, RequestError, SamplingParams
 from pyluce.engine.sampling import MAX_SEED
 from pyluce.text import ChatTemplate, RenderedPrompt, Tokenizer
+from pyluce.text.turns import reply_marker, turn_starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class PromptBuilder:
     tokenizer: Tokenizer
     template: ChatTemplate | None
     call: Callable[[Callable[[], Any]], Any]
+    _markers: dict[str, tuple[int, ...]] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def build(
         self,
@@ -107,14 +109,24 @@ class PromptBuilder:
         if thinking is not None and not template.has_thinking_switch:
             raise RequestError("thinking: this model's chat template has no such switch (enable_thinking)")
         rendered = template.render(messages, tools=tools, enable_thinking=thinking, kwargs=variables)
+        prompt = self._encode(lambda: self.tokenizer.encode_prompt(rendered))
         return replace(
             base,
-            prompt=self._encode(lambda: self.tokenizer.encode_prompt(rendered)),
+            prompt=prompt,
+            cuts=turn_starts(prompt, self._marker(template)),
             reasoning=template.reasoning if template.has_reasoning else None,
             starts_in_reasoning=rendered.starts_in_reasoning,
             thinking_end=self._thinking_end(template) if template.has_reasoning else (),
             reasoning_start=self._reasoning_start(template, rendered),
         )
+
+    def _marker(self, template: ChatTemplate) -> tuple[int, ...]:
+        """How a reply opens in this template; found out once."""
+        if template.source not in self._markers:
+            self._markers[template.source] = reply_marker(
+                template, lambda r: self._encode(lambda: self.tokenizer.encode_prompt(r))
+            )
+        return self._markers[template.source]
 
     def _reasoning_start(self, template: ChatTemplate, rendered: RenderedPrompt) -> int | None:
         """The token that may begin the answer's reasoning; None where the prompt has begun or ended it, or the model has no such token."""

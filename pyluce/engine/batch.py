@@ -14,12 +14,14 @@ from pyluce.engine.errors import DeadlineError, EngineError, RequestCancelledErr
 from pyluce.engine.events import Event, FinishReason, PrefillEvent
 from pyluce.engine.generate import Generation, GenerationRequest, Resources, chunk_bounds
 from pyluce.engine.plan import Admission, Chunk, Plan, StepResult
-from pyluce.engine.protocols import Logits, SequenceLike
+from pyluce.engine.protocols import Logits, PrefixStore, SequenceLike
 from pyluce.engine.scheduler import Phase, Scheduler
 from pyluce.engine.stats import Activity, Counters, EngineStats, Outcome, SlotState, SlotStats
 from pyluce.engine.ticket import Ticket
 
 S = TypeVar("S", bound=SequenceLike)
+
+KEEP_EVERY = 4096  # prompt tokens; ends of chunks at its multiples are offered to the store
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +51,14 @@ class BatchCore(Generic[S]):
         n_slots: int,
         max_queue: int,
         prefill_share: float,
+        store: PrefixStore[S] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`n_slots`: the runner's, all of them free. `clock`: seconds, the same as the tickets'."""
+        """`n_slots`: the runner's, all of them free. `store`: where prompts' states are kept; `clock`: seconds, as the tickets'."""
         if resources.runner.n_free_slots != n_slots:
             raise ValueError(f"n_slots: expected the runner's {resources.runner.n_free_slots}, found {n_slots}")
         self.resources = resources
+        self._store = store
         self._close = close
         self._clock = clock
         self._gate = AdmissionGate(n_slots, max_queue, clock)
@@ -196,6 +200,7 @@ class BatchCore(Generic[S]):
             self._end(chunk.sequence, Outcome.FAILED, error)
             return
         self._counters.add_chunk(self._clock(), len(tokens))
+        self._keep(live, chunk, logits)
         self._outbox.append((live.ticket, PrefillEvent(done=chunk.end, total=len(live.ticket.request.prompt))))
         if chunk.last:
             self._choose(chunk.sequence, logits)
@@ -234,6 +239,38 @@ class BatchCore(Generic[S]):
             self._end(ticket.id, Outcome.FAILED, error)
             return
         self._live[ticket.id] = Live(ticket, generation, state)
+        if self._store is not None:
+            self._start_from_store(self._live[ticket.id], self._store)
+
+    def _start_from_store(self, live: Live[S], store: PrefixStore[S]) -> None:
+        """Begin where a kept prefix ends, if there is one; a prompt that is kept whole is answered at once."""
+        number, prompt = live.ticket.id, live.ticket.request.prompt
+        sequence = self._scheduler.get(number)
+        if sequence is None:
+            return
+        try:
+            start = store.start(live.state, prompt, {end for _, end in sequence.chunks})
+        except Exception as error:
+            self._end(number, Outcome.FAILED, error)
+            return
+        if not start.length:
+            return
+        self._scheduler.skip(number, start.length)
+        live.generation.cached_tokens = start.length
+        self._counters.cached_tokens += start.length
+        self._outbox.append((live.ticket, PrefillEvent(done=start.length, total=len(prompt))))
+        if start.logits is not None:
+            self._choose(number, start.logits)
+
+    def _keep(self, live: Live[S], chunk: Chunk, logits: Logits | None) -> None:
+        """Offer the state at the end of a message, of the prompt, and now and then within a long one."""
+        if self._store is None:
+            return
+        if chunk.last or chunk.end in live.ticket.request.cuts or chunk.end % KEEP_EVERY == 0:
+            try:
+                self._store.offer(live.state, logits if chunk.last else None)
+            except Exception as failure:  # the request itself is fine
+                log.error("a state could not be kept: %s: %s", type(failure).__name__, failure)
 
     def _drop_unwanted(self) -> None:
         for number in list(self._tickets):
@@ -258,6 +295,8 @@ class BatchCore(Generic[S]):
         """Free everything that a request holds; its answer goes out with the next delivery."""
         ticket = self._tickets.pop(number)
         live = self._live.pop(number, None)
+        if live is not None and self._store is not None:
+            self._store.end(live.state)
         for free in (live.generation.close, live.state.free) if live is not None else ():
             try:
                 free()

@@ -18,18 +18,22 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where the time of a request went. `prefill_ms` ends with the first logits, `decode_ms` begins there."""
+    """Where the time of a request went. `prefill_ms` ends with the first logits, `decode_ms` begins there.
+
+    `cached_tokens` of the prompt came from the prefix cache and were not computed.
+    """
 
     queue_ms: float
     prompt_tokens: int
     prefill_ms: float
     completion_tokens: int
     decode_ms: float
+    cached_tokens: int = 0
 
     @property
     def prefill_tokens_per_second(self) -> float:
-        """Prompt tokens a second."""
-        return _rate(self.prompt_tokens, self.prefill_ms)
+        """Computed prompt tokens a second."""
+        return _rate(self.prompt_tokens - self.cached_tokens, self.prefill_ms)
 
     @property
     def decode_tokens_per_second(self) -> float:
@@ -41,6 +45,7 @@ class Timings:
         return {
             "queue_ms": round(self.queue_ms, 3),
             "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
             "prefill_ms": round(self.prefill_ms, 3),
             "prefill_tokens_per_second": round(self.prefill_tokens_per_second, 1),
             "completion_tokens": self.completion_tokens,

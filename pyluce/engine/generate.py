@@ -160,6 +160,7 @@ class Generation:
         self._first_logits_at: float | None = None
         self._count = 0
         self._reason: FinishReason | None = None
+        self.cached_tokens = 0  # of the prompt, set by who starts the sequence from a cache
 
     @classmethod
     def begin(
@@ -237,6 +238,7 @@ class Generation:
             prefill_ms=1000 * (self._first_logits_at - self._started),
             completion_tokens=self._count,
             decode_ms=1000 * (self._clock() - self._first_logits_at),
+            cached_tokens=self.cached_tokens,
         )
         digest = self._hasher.digest() if self._hasher else None
         return FinishEvent(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal, Protocol, TypeVar
 
 import numpy as np
@@ -23,6 +23,7 @@ class SequenceLike(Protocol):
 
 
 S = TypeVar("S", bound=SequenceLike)
+S_in = TypeVar("S_in", bound=SequenceLike, contravariant=True)
 
 
 class Runner(Protocol[S]):
@@ -96,3 +97,28 @@ class TokenTable(Protocol):
 
     def is_end(self, token: int) -> bool:
         """The token ends an answer."""
+
+
+class Start(Protocol):
+    """Where a sequence starts (`pyluce.state.store.Start`)."""
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt that are in its state."""
+
+    @property
+    def logits(self) -> Logits | None:
+        """The row [n_vocab] that follows, when that is the whole prompt."""
+
+
+class PrefixStore(Protocol[S_in]):
+    """Keeps what prompts have in common (`pyluce.state.SnapshotStore`)."""
+
+    def start(self, state: S_in, prompt: Sequence[int], boundaries: Collection[int]) -> Start:
+        """Put the longest kept prefix of `prompt` that ends at one of `boundaries` into an empty sequence."""
+
+    def offer(self, state: S_in, logits: Logits | None = None) -> None:
+        """Keep the state of a sequence right after a chunk, if that is new and fits."""
+
+    def end(self, state: S_in) -> None:
+        """The sequence is about to be freed."""

@@ -112,6 +112,20 @@ class Scheduler:
         self._prefilling.append(sequence.number)
         return Admission(sequence.number, sequence.slot)
 
+    def skip(self, number: int, length: int) -> None:
+        """The first `length` tokens of an admitted sequence's prompt are in its state already: whole chunks, before its first."""
+        sequence = self._sequences[number]
+        done = [end for _, end in sequence.chunks].index(length) + 1
+        if sequence.phase is not Phase.PREFILL or sequence.chunks_done:
+            raise ValueError(
+                f"sequence {number}: expected it before its first chunk, found it in {sequence.phase.value}"
+            )
+        sequence.chunks_done = done
+        if done == len(sequence.chunks):
+            self._prefilling.remove(number)
+            sequence.phase = Phase.DECODE
+            self._decoding[number] = None
+
     def plan(self) -> Plan:
         """The next step. Changes nothing."""
         chunk = None

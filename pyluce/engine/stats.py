@@ -59,7 +59,8 @@ class EngineStats:
     * heartbeat: when the engine thread last began a native call, ended one, or looked for work (once a second when idle).
     * activity, activity_since: what it does now, and since when. `heartbeat` of an engine at work may be one chunk old.
     * queue_length: requests submitted that have no slot yet. requests: answered ones by outcome; refused: those that found the queue full.
-    * prompt_tokens_total, generated_tokens_total: computed, also for requests that did not end well.
+    * prompt_tokens_total, generated_tokens_total: computed, also for requests that did not end well; cached_tokens_total: prompt
+      tokens that came from the prefix cache instead.
     * decode_steps, decode_rows, prefill_chunks: native calls, and rows of the former.
     * invariant_violations: what the engine found wrong with itself; 0 or a bug.
     * prompt_tokens_per_second, generated_tokens_per_second: over the last 10 seconds.
@@ -77,6 +78,7 @@ class EngineStats:
     refused: int = 0
     prompt_tokens_total: int = 0
     generated_tokens_total: int = 0
+    cached_tokens_total: int = 0
     decode_steps: int = 0
     decode_rows: int = 0
     prefill_chunks: int = 0
@@ -128,6 +130,7 @@ class Counters:
         self.requests: Counter[Outcome] = Counter(dict.fromkeys(Outcome, 0))
         self.prompt_tokens = 0
         self.generated_tokens = 0
+        self.cached_tokens = 0
         self.decode_steps = 0
         self.decode_rows = 0
         self.prefill_chunks = 0
@@ -163,6 +166,7 @@ class Counters:
             requests=MappingProxyType(dict(self.requests)),
             prompt_tokens_total=self.prompt_tokens,
             generated_tokens_total=self.generated_tokens,
+            cached_tokens_total=self.cached_tokens,
             decode_steps=self.decode_steps,
             decode_rows=self.decode_rows,
             prefill_chunks=self.prefill_chunks,

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
 from pyluce.state.layout import KV_TYPES, StateOptions
+from pyluce.state.store import cache_pages
+
+if TYPE_CHECKING:
+    from pyluce.weights import HParams
 
 MAX_SLOTS: Final = 64
 MAX_CTX: Final = 1 << 24
@@ -32,6 +36,7 @@ class RunnerOptions:
     can be taken back without prefilling again. chunk_tokens: rows of a full prefill chunk, a multiple of 16; chunks are
     cut at its multiples. repack: keep matrices in the CPU's own layout (a copy in memory, faster prefill). debug_fault
     plants a fault that tests must notice; None in every real run.
+    prefix_cache_bytes: what kept prompts may take, half of it pages that are allocated at once; 0 keeps nothing.
     """
 
     n_ctx: int = 4096
@@ -41,12 +46,14 @@ class RunnerOptions:
     max_rollback: int = 8
     chunk_tokens: int = 512
     repack: bool = True
+    prefix_cache_bytes: int = 0
     debug_fault: str | None = None
 
     def __post_init__(self) -> None:
         self._between("n_ctx", self.n_ctx, 1, MAX_CTX - 1)
         self._between("n_slots", self.n_slots, 1, MAX_SLOTS)
         self._between("n_threads", self.n_threads, 1, 512)
+        self._between("prefix_cache_bytes", self.prefix_cache_bytes, 0, 1 << 50)
         self._between("max_rollback", self.max_rollback, 0, MAX_ROLLBACK)
         self._between("chunk_tokens", self.chunk_tokens, CHUNK_UNIT, 32768)
         if self.chunk_tokens % CHUNK_UNIT:
@@ -56,11 +63,10 @@ class RunnerOptions:
         if self.debug_fault is not None and self.debug_fault not in FAULTS:
             raise ValueError(f"debug_fault: expected one of {', '.join(FAULTS)}, found {self.debug_fault!r}")
 
-    @property
-    def state(self) -> StateOptions:
-        """What these options ask of the state pool."""
+    def state(self, hparams: HParams) -> StateOptions:
+        """What these options ask of the state pool of a model."""
         kept, fault = self.max_rollback + 1, self.debug_fault
-        return StateOptions(
+        options = StateOptions(
             n_slots=self.n_slots,
             n_ctx=self.n_ctx,
             kv_type=self.kv_type,
@@ -69,6 +75,7 @@ class RunnerOptions:
             conv_margin=1 if fault == "stale_conv" else kept,
             ple_margin=1 if fault == "stale_ple" else kept,
         )
+        return replace(options, cache_pages=cache_pages(hparams, options, self.prefix_cache_bytes))
 
     @staticmethod
     def _between(name: str, value: int, low: int, high: int) -> None:

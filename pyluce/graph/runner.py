@@ -28,7 +28,7 @@ from pyluce.native.ggml_backend import ggml_backend_buft_is_host
 from pyluce.native.luce import Fault, Phase
 from pyluce.native.tensors import tensor_get
 from pyluce.native.thread import ThreadGuard
-from pyluce.state import SequenceState, StatePool
+from pyluce.state import SequenceState, SnapshotStore, StatePool
 from pyluce.state.pages import PAGE_TOKENS
 from pyluce.weights import HParams, PleTable, open_model, place_weights
 from pyluce.weights.model_file import Progress
@@ -81,8 +81,9 @@ class TrunkRunner:
         self._backend = self._owned(Backend("cpu", o.n_threads))
         self._placed = self._owned(place_weights(self.model, self._backend, repack=o.repack, progress=progress))
         self._weights = self._owned(TrunkWeights(self.model, self._placed, self._backend))
-        self._pool = self._owned(StatePool(self._backend, h, o.state))
+        self._pool = self._owned(StatePool(self._backend, h, o.state(h)))
         self._pool.allocator.copy_on_write = fault != "shared_page"
+        self.store = SnapshotStore(self._pool, o.prefix_cache_bytes)
         self._ple = self._owned(PleTable(self.model)) if h.ple is not None else None
         self._allocator = self._owned(GraphAllocator(self._backend))
         on_host = ggml_backend_buft_is_host(self._backend.buffer_type)
@@ -191,7 +192,7 @@ class TrunkRunner:
             first = n_rows - n_out if graph.inputs.out_rows is None else 0
             logits = tensor_get(graph.logits, np.float32, (n_out_padded, self.vocab_size))[first : first + n_out]
         for state, tokens in groups:
-            state.commit(tokens)
+            state.commit(tokens, by_chunk=phase is Phase.CHUNK)
         return logits
 
     def _span(self, n_tokens: int) -> int:
@@ -241,6 +242,7 @@ class TrunkRunner:
         return {
             "weights": self._placed.report(),
             "state": self._pool.report(),
+            "prefix_cache": self.store.report(),
             "graph_bytes": self._allocator.n_bytes,
             "graphs": len(self._graphs),
             "ple_rows_read": self._ple.rows_read if self._ple is not None else 0,

@@ -9,6 +9,7 @@ from pyluce.state.pool import StatePool
 from pyluce.state.prefix_cache import CacheStats, PrefixCache
 from pyluce.state.sequence_state import RollbackError, SequencePart, SequenceState
 from pyluce.state.snapshot import Snapshot
+from pyluce.state.store import SnapshotStore, automatic_budget, cache_pages
 
 __all__ = [
     "CacheStats",
@@ -19,9 +20,12 @@ __all__ = [
     "SequencePart",
     "SequenceState",
     "Snapshot",
+    "SnapshotStore",
     "StateMemoryError",
     "StateOptions",
     "StatePool",
+    "automatic_budget",
+    "cache_pages",
     "check_state_fits",
     "state_bytes",
 ]

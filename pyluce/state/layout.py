@@ -104,3 +104,18 @@ def state_layout(h: HParams, options: StateOptions) -> list[StatePart]:
 def state_bytes(h: HParams, options: StateOptions) -> int:
     """Bytes of all parts, without the few that alignment adds."""
     return sum(part.n_bytes for part in state_layout(h, options))
+
+
+def page_bytes(h: HParams, options: StateOptions) -> int:
+    """Bytes of one page in all full-attention layers."""
+    paged = ("k", "v", "raw", "pooled")
+    return sum(part.n_bytes for part in state_layout(h, options) if part.kind in paged) // options.n_pages
+
+
+def recurrent_bytes(h: HParams) -> int:
+    """Bytes of the recurrent state that a snapshot holds: every GDN state, and the inputs that the next token's taps reach."""
+    linear = sum(h.recurrent_layers)
+    gdn = linear * h.ssm_state**2 * h.ssm_v_heads
+    conv = linear * (h.ssm_conv_kernel - 1) * h.conv_channels
+    ple = (h.ple.conv_kernel - 1) * h.ple.ngram_size * h.hc_count * h.n_embd if h.ple is not None else 0
+    return 4 * (gdn + conv + ple)

@@ -1,7 +1,7 @@
 """Snapshots of prompts, found again by their tokens, under one budget of bytes.
 
 An entry holds the state after a prefix of some prompt. A request may start from an entry only where its own cold run ends
-a chunk, so that what follows is computed in the same pieces. Entries share pages with each other and with live
+a chunk, and only if the entry was computed in the same chunks as that cold run would have been. Entries share pages with each other and with live
 sequences, so a conversation that grows costs its differences.
 
 Eviction takes the entry that was used longest ago among those that no other entry extends and no live sequence came from,
@@ -48,11 +48,15 @@ class CacheEntry:
 
 
 class PrefixCache:
-    """Keeps snapshots; see the module. `page_bytes`: bytes of one page, `budget_bytes` 0: keep nothing."""
+    """Keeps snapshots; see the module. `page_bytes`: bytes of one page, `budget_bytes` 0: keep nothing.
 
-    def __init__(self, page_bytes: int, budget_bytes: int) -> None:
+    `own_budget_bytes`: of the budget, what may go into recurrent states and logits; the rest is pages of the pool.
+    """
+
+    def __init__(self, page_bytes: int, budget_bytes: int, own_budget_bytes: int | None = None) -> None:
         if budget_bytes < 0:
             raise ValueError(f"budget_bytes: expected 0 or more, found {budget_bytes}")
+        self._own_budget = budget_bytes if own_budget_bytes is None else own_budget_bytes
         self._page_bytes = page_bytes
         self.budget_bytes = budget_bytes
         self._entries: dict[bytes, CacheEntry] = {}
@@ -86,10 +90,12 @@ class PrefixCache:
         At len(tokens) only an entry with logits counts, as nothing is left to compute them from.
         """
         self._lookups += 1
-        keys = _digests(tokens, [n for n in self._lengths if n <= len(tokens) and n in boundaries])
+        keys = _digests(tokens, [n for n in self._lengths if n <= len(tokens) and n in boundaries], boundaries)
         for length in sorted(keys, reverse=True):
             entry = self._entries.get(keys[length])
             if entry is None or entry.snapshot.tokens != tuple(tokens[:length]):
+                continue
+            if entry.snapshot.cuts != tuple(sorted(b for b in boundaries if 0 < b < length)):
                 continue
             if length == len(tokens) and entry.snapshot.logits is None:
                 continue
@@ -106,16 +112,16 @@ class PrefixCache:
             raise ValueError("this entry is not pinned")
         entry.pins -= 1
 
-    def wants(self, tokens: Sequence[int], needs_logits: bool = False) -> bool:
-        """Whether a snapshot after these tokens would be new."""
+    def wants(self, tokens: Sequence[int], cuts: Collection[int], needs_logits: bool = False) -> bool:
+        """Whether a snapshot after these tokens, computed in chunks cut there, would be new."""
         if self.budget_bytes == 0:
             return False
-        entry = self._entries.get(_digests(tokens, [len(tokens)])[len(tokens)])
+        entry = self._entries.get(_digests(tokens, [len(tokens)], cuts)[len(tokens)])
         return entry is None or (needs_logits and entry.snapshot.logits is None)
 
     def insert(self, snapshot: Snapshot) -> bool:
         """Keep a snapshot, evicting others for it; if it does not fit, it is closed and False returned."""
-        key = _digests(snapshot.tokens, [snapshot.length])[snapshot.length]
+        key = _digests(snapshot.tokens, [snapshot.length], snapshot.cuts)[snapshot.length]
         old = self._entries.get(key)
         if old is not None:
             if old.snapshot.logits is not None or snapshot.logits is None:
@@ -126,7 +132,8 @@ class PrefixCache:
                 self._remove(old)
         new_pages = sum(1 for page in set(snapshot.pages) if page not in self._pages)
         needed = new_pages * self._page_bytes + snapshot.own_bytes
-        while self.n_bytes + needed > self.budget_bytes:
+        own = snapshot.own_bytes
+        while self.n_bytes + needed > self.budget_bytes or self._own_bytes + own > self._own_budget:
             if key in self._entries or not self._evict_one(protect=snapshot.tokens):
                 self._refused += 1
                 snapshot.close()
@@ -177,7 +184,8 @@ class PrefixCache:
         found: set[bytes] = set()
         for entry in self._entries.values():
             shorter = [n for n in lengths if n < entry.snapshot.length]
-            found.update(key for key in _digests(entry.snapshot.tokens, shorter).values() if key in self._entries)
+            keys = _digests(entry.snapshot.tokens, shorter, entry.snapshot.cuts)
+            found.update(key for key in keys.values() if key in self._entries)
         return found
 
     def _remove(self, entry: CacheEntry) -> None:
@@ -198,12 +206,15 @@ def _is_prefix(tokens: tuple[int, ...], whole: Sequence[int] | None) -> bool:
     return whole is not None and len(tokens) <= len(whole) and tuple(whole[: len(tokens)]) == tokens
 
 
-def _digests(tokens: Sequence[int], lengths: Collection[int]) -> dict[int, bytes]:
-    """SHA-256 of the first n tokens (little-endian int32) for each n of `lengths`, in one pass."""
+def _digests(tokens: Sequence[int], lengths: Collection[int], cuts: Collection[int]) -> dict[int, bytes]:
+    """For each n of `lengths` a SHA-256 of the first n tokens and of the cuts before n, in one pass over the tokens."""
     data = np.asarray(tokens, "<i4").tobytes()
+    ends = np.array(sorted(cuts), "<i4")
     digest, at, out = hashlib.sha256(), 0, {}
     for length in sorted(lengths):
         digest.update(data[4 * at : 4 * length])
         at = length
-        out[length] = digest.digest()
+        whole = digest.copy()
+        whole.update(b"cuts" + ends[(ends > 0) & (ends < length)].tobytes())
+        out[length] = whole.digest()
     return out

@@ -46,6 +46,7 @@ class SequenceState:
         self._slot: int | None = slot
         self._oldest = 0  # the shortest length whose recurrent state is still in the ring
         self.tokens: list[int] = []
+        self.chunk_ends: list[int] = []  # where the chunks that filled it ended; decoded rows add none
         self.parts: dict[str, SequencePart] = {}
 
     @property
@@ -97,14 +98,17 @@ class SequenceState:
             self._pool.publish_pages(self.slot, self._table.pages)
         self._oldest = max(self._oldest, end - self._pool.options.reach) if keeps_rows else end
 
-    def commit(self, tokens: list[int]) -> None:
+    def commit(self, tokens: list[int], *, by_chunk: bool) -> None:
         """The step that `begin_write` announced has run."""
         self.tokens.extend(tokens)
+        if by_chunk:
+            self.chunk_ends.append(self.length)
 
     def clear(self) -> None:
         """Back to the empty sequence: pages are returned, every part cleared."""
         self._pool.allocator.truncate(self._table, 0)
         self.tokens.clear()
+        self.chunk_ends.clear()
         self._oldest = 0
         for part in self.parts.values():
             part.clear()
@@ -122,6 +126,7 @@ class SequenceState:
         if count == 0:
             return
         del self.tokens[target:]
+        self.chunk_ends = [end for end in self.chunk_ends if end <= target]
         self._pool.allocator.truncate(self._table, target)
         if target == 0:
             self._oldest = 0
@@ -132,12 +137,18 @@ class SequenceState:
         """Everything a sequence needs to go on from here: pages shared, recurrent state copied. Attached parts stay out.
 
         `logits` [n_vocab]: the row that follows the last token, so that a prompt that ends here needs no step at all.
+        Raises ValueError after decoded rows: a cold run would have those tokens from a chunk, which is other arithmetic.
         """
+        if self.chunk_ends[-1:] != [self.length]:
+            raise ValueError(
+                f"expected a chunk to end at {self.length} tokens, found the last end in {self.chunk_ends[-1:]}"
+            )
         pool = self._pool
         for page in self._table.pages:
             pool.allocator.share(page)
         recurrent = pool.capture(self.slot, self.length)
-        return Snapshot(pool.allocator, tuple(self.tokens), list(self._table.pages), recurrent, logits)
+        cuts = tuple(self.chunk_ends[:-1])
+        return Snapshot(pool.allocator, tuple(self.tokens), cuts, list(self._table.pages), recurrent, logits)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Become what the snapshot holds, bit for bit what a cold run has there; the sequence must be empty."""
@@ -153,6 +164,7 @@ class SequenceState:
         self._table.pages = list(snapshot.pages)
         self._pool.publish_pages(self.slot, self._table.pages)
         self.tokens = list(snapshot.tokens)
+        self.chunk_ends = [*snapshot.cuts, self.length]
         self._oldest = self.length
 
     def copy(self) -> SequenceState:
@@ -166,6 +178,7 @@ class SequenceState:
         pool.publish_pages(other.slot, other._table.pages)
         other._oldest = self._oldest
         other.tokens = list(self.tokens)
+        other.chunk_ends = list(self.chunk_ends)
         other.parts = {name: part.copy() for name, part in self.parts.items()}
         return other
 
@@ -177,6 +190,7 @@ class SequenceState:
         self._pool.give_slot(self._slot)
         self._slot = None
         self.tokens.clear()
+        self.chunk_ends.clear()
         for part in self.parts.values():
             part.close()
         self.parts.clear()

@@ -11,21 +11,24 @@ from pyluce.state.pages import PageAllocator
 class Snapshot:
     """What `SequenceState.snapshot` keeps; `close()` lets the pages go.
 
-    The tokens, the pages (held, shared with whoever else holds them), the recurrent state, the logits that follow.
+    The tokens, where the chunks that computed them were cut, the pages (held, shared with whoever else holds them), the
+    recurrent state, the logits that follow.
     """
 
-    __slots__ = ("_allocator", "logits", "pages", "recurrent", "tokens")
+    __slots__ = ("_allocator", "cuts", "logits", "pages", "recurrent", "tokens")
 
     def __init__(
         self,
         allocator: PageAllocator,
         tokens: tuple[int, ...],
+        cuts: tuple[int, ...],
         pages: list[int],
         recurrent: npt.NDArray[np.uint8],
         logits: npt.NDArray[np.float32] | None,
     ) -> None:
         self._allocator = allocator
         self.tokens = tokens
+        self.cuts = cuts
         self.pages = pages
         self.recurrent = recurrent
         self.logits = None if logits is None else logits.copy()

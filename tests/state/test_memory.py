@@ -27,8 +27,8 @@ def test_the_computed_size_is_the_allocated_one(
 ) -> None:
     with open_runner(tiny_model, n_slots=n_slots, kv_type=kv_type, max_rollback=max_rollback, n_ctx=700) as runner:
         allocated = runner._pool.report()["total_bytes"]
-        layout = state_layout(runner.hparams, runner.options.state)
-        computed = state_bytes(runner.hparams, runner.options.state)
+        layout = state_layout(runner.hparams, runner.options.state(runner.hparams))
+        computed = state_bytes(runner.hparams, runner.options.state(runner.hparams))
     assert computed <= allocated <= computed + ALIGNMENT * len(layout)
 
 

@@ -16,7 +16,11 @@ OWN = 100
 
 
 def snapshot(
-    allocator: PageAllocator, tokens: list[int], table: PageTable | None = None, logits: bool = False
+    allocator: PageAllocator,
+    tokens: list[int],
+    table: PageTable | None = None,
+    logits: bool = False,
+    cuts: tuple[int, ...] = (),
 ) -> Snapshot:
     """A snapshot of `tokens`; without a table it gets pages of its own, which only it holds."""
     own = table is None
@@ -28,37 +32,39 @@ def snapshot(
             allocator.share(page)
     pages = list(table.pages[: pages_for(len(tokens))])
     row = np.zeros(3, np.float32) if logits else None
-    return Snapshot(allocator, tuple(tokens), pages, np.zeros(OWN, np.uint8), row)
+    return Snapshot(allocator, tuple(tokens), cuts, pages, np.zeros(OWN, np.uint8), row)
 
 
 def test_the_longest_prefix_at_a_boundary_of_the_request_is_found() -> None:
     allocator, cache = PageAllocator(64), PrefixCache(PAGE_BYTES, 10**6)
     for n in (10, 20, 30):
-        cache.insert(snapshot(allocator, list(range(n))))
+        cache.insert(snapshot(allocator, list(range(n)), cuts=tuple(range(10, n, 10))))
     request = list(range(40))
     assert cache.find(request, {10, 20, 25, 40}).snapshot.length == 20  # type: ignore[union-attr]
     assert cache.find(request, {10}).snapshot.length == 10  # type: ignore[union-attr]
     assert cache.find(request, {5, 40}) is None
+    assert cache.find(request, {5, 20}) is None, "computed in other chunks than this request's cold run"
     assert cache.find([9, *request[1:]], {10, 20, 30}) is None
 
 
 def test_a_whole_prompt_needs_its_logits() -> None:
     allocator, cache = PageAllocator(64), PrefixCache(PAGE_BYTES, 10**6)
     cache.insert(snapshot(allocator, [1, 2, 3]))
-    assert cache.find([1, 2, 3], {3}) is None and cache.wants([1, 2, 3], needs_logits=True)
+    assert cache.find([1, 2, 3], {3}) is None and cache.wants([1, 2, 3], (), needs_logits=True)
     cache.insert(snapshot(allocator, [1, 2, 3], logits=True))
-    assert cache.find([1, 2, 3], {3}) is not None and not cache.wants([1, 2, 3], needs_logits=True)
+    assert cache.find([1, 2, 3], {3}) is not None and not cache.wants([1, 2, 3], (), needs_logits=True)
 
 
 def test_the_oldest_leaf_goes_first_and_shared_prefixes_stay() -> None:
     allocator = PageAllocator(64)
     cache = PrefixCache(PAGE_BYTES, 4 * (PAGE_BYTES + OWN))
     cache.insert(snapshot(allocator, [1, 2]))
-    cache.insert(snapshot(allocator, [1, 2, 3]))
-    cache.insert(snapshot(allocator, [1, 2, 4]))
+    cache.insert(snapshot(allocator, [1, 2, 3], cuts=(2,)))
+    cache.insert(snapshot(allocator, [1, 2, 4], cuts=(2,)))
     cache.insert(snapshot(allocator, [7, 7]))
     cache.insert(snapshot(allocator, [8, 8]))
-    assert cache.find([1, 2, 3, 9], {3}) is None, "the leaf used longest ago"
+    left = cache.find([1, 2, 3, 9], {2, 3})
+    assert left is not None and left.snapshot.length == 2, "the leaf used longest ago is gone"
     assert cache.find([1, 2, 9], {2}) is not None, "older, but the other leaf extends it"
     assert cache.stats().evictions == 1
 
@@ -90,7 +96,7 @@ def test_shared_pages_are_counted_once() -> None:
     table, tokens = PageTable(), list(range(3 * PAGE_TOKENS))
     allocator.prepare_write(table, 0, len(tokens) - 1)
     for n in (PAGE_TOKENS, 2 * PAGE_TOKENS, 3 * PAGE_TOKENS):
-        cache.insert(snapshot(allocator, tokens[:n], table))
+        cache.insert(snapshot(allocator, tokens[:n], table, cuts=tuple(range(PAGE_TOKENS, n, PAGE_TOKENS))))
     assert cache.n_bytes == 3 * PAGE_BYTES + 3 * OWN
     cache.clear()
     assert cache.n_bytes == 0 and allocator.n_free == 63 - 3
@@ -120,7 +126,7 @@ def test_bytes_never_exceed_the_budget_and_pages_are_never_lost(steps: list[tupl
         if what == "i":
             cache.insert(snapshot(allocator, tokens))
         elif what == "f":
-            entry = cache.find([*tokens, 9], range(10))
+            entry = cache.find([*tokens, 9], {len(tokens)})
             if entry is not None:
                 assert entry.snapshot.tokens == tuple(tokens[: entry.snapshot.length])
                 pinned.append(entry)
