@@ -11,8 +11,10 @@ from collections.abc import Sequence
 
 import click
 
+from cli.chat import chat
 from cli.doctor import doctor
 from cli.hash import hash_command
+from cli.props import props
 from cli.run import run
 from pyluce import __version__
 
@@ -27,6 +29,8 @@ def luce() -> None:
 
 
 luce.add_command(run)
+luce.add_command(chat)
+luce.add_command(props)
 luce.add_command(hash_command)
 luce.add_command(doctor)
 

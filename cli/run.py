@@ -69,7 +69,9 @@ def run(
     refuse_together(raw=not chat, chat_template_file=engine.load.chat_template is not None)
     refuse_together(json=as_json, **{"show_thinking" if show_thinking else "hide_thinking": show_thinking is not None})
     if prompt is None and prompt_file is None:
-        refuse_named(named_flags(_PROMPT_ONLY), "with --prompt or --prompt-file only: without a prompt this command serves")
+        refuse_named(
+            named_flags(_PROMPT_ONLY), "with --prompt or --prompt-file only: without a prompt this command serves"
+        )
         return serve_model(engine, serving, sampling)
     refuse_named(serving.given, "without a prompt only: it is about serving")
     text = read_prompt(prompt, prompt_file)

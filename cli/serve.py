@@ -13,7 +13,6 @@ from click.core import ParameterSource
 
 from cli.loading import Failure, loaded_model
 from cli.options import EngineFlags, as_flag
-from cli.status_view import watching
 from pyluce.engine import SamplingParams
 
 Command = Callable[..., Any]
@@ -76,14 +75,19 @@ def named_flags(names: tuple[str, ...]) -> tuple[str, ...]:
     """Those parameters that the command line itself names, as flags: a variable of the environment may be there for other runs."""
     context = click.get_current_context()
     return tuple(
-        f"--{name.replace('_', '-')}"
-        for name in names
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        _spelling(parameter, context.params.get(parameter.name or ""))
+        for parameter in context.command.params
+        if parameter.name in names and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
     )
+
+
+def _spelling(parameter: click.Parameter, value: object) -> str:
+    return (parameter.secondary_opts if value is False and parameter.secondary_opts else parameter.opts)[-1]
 
 
 def serve_model(engine: EngineFlags, flags: ServeFlags, sampling: SamplingParams) -> int:
     """Load the model and serve it. Returns the exit code: 0 after Ctrl-C or SIGTERM, 130 after a second Ctrl-C."""
+    from cli.status_view import watching
     from pyluce.server import LuceServer, ServerSettings, create_app
     from pyluce.server.settings import SettingError
     from pyluce.service import LuceService

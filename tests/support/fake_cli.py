@@ -15,6 +15,7 @@ from typing import Any
 from cli.main import main
 from pyluce.luce import Luce, Progress
 from pyluce.options import LoadOptions
+from pyluce.service import LuceService
 from tests.support.fake_luce import fake_luce
 from tests.support.fake_vocabulary import FakeVocabulary
 
@@ -47,4 +48,5 @@ def load_fake(path: Path | None, options: LoadOptions, progress: Progress | None
 
 if __name__ == "__main__":
     Luce.load_with = load_fake  # type: ignore[method-assign, assignment]
+    LuceService._open_file = lambda self: FakeVocabulary()  # type: ignore[method-assign]
     sys.exit(main(sys.argv[1:]))
