@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
@@ -295,9 +296,7 @@ class BatchCore(Generic[S]):
         """Free everything that a request holds; its answer goes out with the next delivery."""
         ticket = self._tickets.pop(number)
         live = self._live.pop(number, None)
-        if live is not None and self._store is not None:
-            self._store.end(live.state)
-        for free in (live.generation.close, live.state.free) if live is not None else ():
+        for free in self._owned_by(live) if live is not None else ():
             try:
                 free()
             except Exception as failure:
@@ -305,6 +304,11 @@ class BatchCore(Generic[S]):
         self._scheduler.retire(number)
         self._counters.requests[outcome] += 1
         self._answers.append((ticket, error))
+
+    def _owned_by(self, live: Live[S]) -> list[Callable[[], None]]:
+        """What frees a request's parts, in order."""
+        kept = [partial(self._store.end, live.state)] if self._store is not None else []
+        return [*kept, live.generation.close, live.state.free]
 
     def _deliver(self) -> bool:
         """Publish, then report: whoever gets an event finds it in the stats. False when there is nothing to report."""

@@ -63,9 +63,10 @@ class Rules(RuleBasedStateMachine):
         self.waiting.append(self.number)
         self.counts = {**getattr(self, "counts", {}), self.number: count}
 
-    @rule(decode_s=TIMES, prefill_s=TIMES)
-    def step(self, decode_s: float, prefill_s: float) -> None:
-        self.admit()
+    @rule(decode_s=TIMES, prefill_s=TIMES, kept=st.integers(0, 3))
+    def step(self, decode_s: float, prefill_s: float, kept: int) -> None:
+        """`kept`: chunks of each new sequence's prompt that are in its state already."""
+        self.admit(kept)
         plan = self.scheduler.plan()
         assert self.scheduler.plan() == plan, "planning changes the plan"
         self.check_plan(plan)
@@ -113,20 +114,22 @@ class Rules(RuleBasedStateMachine):
                 return
             # an answer of one more token; with a share of 0 prompts must wait for that
             before = list(self.decoding)
-            self.step(1.0, 1.0)
+            self.step(1.0, 1.0, 0)
             for number in before:
                 self.retire(number)
         assert not self.scheduler.busy, "somebody was left behind"
 
     # the books
 
-    def admit(self) -> None:
+    def admit(self, kept: int = 0) -> None:
         while (admission := self.scheduler.admit()) is not None:
             assert admission.sequence == self.waiting[0], "a later request was served first"
             assert 0 <= admission.slot < self.n_slots
             self.waiting.pop(0)
             self.left[admission.sequence] = self.counts[admission.sequence]
             self.turns[admission.sequence] = {}
+            if kept:
+                self.skip(admission.sequence, min(kept, self.counts[admission.sequence]))
         assert not self.waiting or len(self.left) + len(self.decoding) == self.n_slots, "a slot was left free"
 
     def check_plan(self, plan: Plan) -> None:
@@ -170,6 +173,13 @@ class Rules(RuleBasedStateMachine):
                 assert seen[number] <= 1, "somebody had two turns while another waited"
         self.turns[number] = {}
         self.left[number] -= 1
+        if self.left[number] == 0:
+            del self.left[number], self.turns[number]
+            self.decoding.add(number)
+
+    def skip(self, number: int, count: int) -> None:
+        self.scheduler.skip(number, chunks(count)[-1][1])
+        self.left[number] -= count
         if self.left[number] == 0:
             del self.left[number], self.turns[number]
             self.decoding.add(number)
@@ -270,7 +280,7 @@ def test_the_rules_hold() -> None:
         (PromptsFirst, "prompts took more than their share|although prompts have no share"),
         (PromptsNever, "prompts wait too long"),
         (KeepsSlots, "a slot was left free|does not know it|owners disagree"),
-        (WholePrompts, "not the next chunk"),
+        (WholePrompts, "not the next chunk|a live stream was left out"),
     ],
 )
 def test_control_a_scheduler_that_breaks_a_rule_is_caught(broken: type[Scheduler], message: str) -> None:
