@@ -24,6 +24,7 @@ extern "C" {
 
 #define GGML_LUCE_PAGE         64
 #define GGML_LUCE_PHASE_PARAM   8  // index into op_params of MUL_MAT and MUL_MAT_ID
+#define GGML_LUCE_SPINS_BEFORE_YIELD 20000 // of a waiting CPU thread; about 0.1 to 0.5 ms
 
 enum ggml_luce_phase {
     GGML_LUCE_PHASE_UPSTREAM = 0,  // kernels chosen as upstream chooses them, by the number of rows too
