@@ -75,11 +75,8 @@ class TokenChooser:
         self._recent = text[-len(self._marker) :]
         if in_reasoning or self._thinking.giving:
             return
-        if self._thinking.given:
-            self._begin(b"", line_breaks=False)
-        else:
-            after = text.partition(self._marker)[2]
-            self._begin(after.lstrip(b"\n"), line_breaks=not after)
+        after = text.partition(self._marker)[2]
+        self._begin(after.lstrip(b"\n"), line_breaks=not after)
 
     def close(self) -> None:
         """Free the sampler and the constraint."""

@@ -56,11 +56,6 @@ class ThinkingBudget:
         return self._count
 
     @property
-    def given(self) -> bool:
-        """The budget was used up: the end was begun."""
-        return self._given > 0
-
-    @property
     def giving(self) -> bool:
         """The end was begun and is not complete."""
         return 0 < self._given < len(self._end)
@@ -69,7 +64,7 @@ class ThinkingBudget:
         """The token that must come next, or None when it is to be chosen. `in_reasoning`: the text so far ends inside the reasoning."""
         over = in_reasoning and self._limit is not None and self._count >= self._limit
         self._count += in_reasoning
-        if not self.giving and not (over and not self.given):
+        if not self.giving and not (over and self._given == 0):
             return None
         self._given += 1
         return self._end[self._given - 1]

@@ -87,12 +87,16 @@ def test_an_end_token_ends_what_could_go_on() -> None:
     assert len(json.loads(content_of(events))) == 3
 
 
-def test_the_mask_is_exactly_the_prefixes_of_the_language() -> None:
-    language = ['"red"', '"green"', "12", "true", "null"]
-    constraint = COMPILER.json_schema({"enum": [json.loads(text) for text in language]})()
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [(['"red"', '"green"', "12", "true", "null"], '"green"'), (['"the and"'], '"the and"')],
+    ids=["choices", "forced"],
+)
+def test_the_mask_is_exactly_the_prefixes_of_the_language(language: list[str], text: str) -> None:
+    constraint = COMPILER.json_schema({"enum": [json.loads(whole) for whole in language]})()
     constraint.begin(b"", False)
     written = b""
-    for token in [*b'"gree', ord("n"), ord('"')]:
+    for token in text.encode():
         logits = np.zeros(VOCABULARY.n_tokens, dtype=np.float32)
         constraint.mask(logits)
         allowed = {int(index) for index in np.flatnonzero(logits == 0.0)}
@@ -100,7 +104,7 @@ def test_the_mask_is_exactly_the_prefixes_of_the_language() -> None:
             other
             for other in range(VOCABULARY.n_tokens)
             if (piece := TOKENIZER.token_bytes(other))
-            and any(text.encode().startswith(written + piece) for text in language)
+            and any(whole.encode().startswith(written + piece) for whole in language)
         }
         assert allowed == expected
         assert not constraint.is_complete

@@ -178,6 +178,7 @@ def test_a_call_that_breaks_off() -> None:
         ('<tool_call>{"name": "write", "arguments": {"a": 1}\n</tool_call>', ""),
         ('<tool_call>{"name": "write", "arguments": {"a": 1}', ""),
         ('<tool_call>{"arguments": {"a": 1}, "name": "write"}</tool_call>', ""),
+        ('<tool_call>{"arguments": {"a": 1}, "name": "write"', ""),
         ('<tool_call>{"name": "write", "arguments": {"a": 1}} </tool_c', " </tool_c"),
         ('<tool_call>{"name": "write", "arguments": {"a": 1}}\n</tool_call>\nDone.\n', "\nDone.\n"),
         ('<tool_call>{"name": "write", "arguments": {"a": 1}} oops', " oops"),
@@ -188,6 +189,17 @@ def test_what_follows_complete_arguments_does_not_break_them(text: str, after: s
     events = read(FORMAT, text)
     assert calls_of(events) == [("write", {"a": 1})]
     assert text_of(events) == after
+
+
+def test_line_breaks_around_calls() -> None:
+    body = call("write", {})
+    for text, shown in (
+        (f"a\n\n{body}\n\nb\n", "a\n\nb\n"),
+        (f"\n\n{body}\n\n{body}\n", ""),
+        (f"a\n{body}\n{body}b", "ab"),
+        ("a\n\nb\n\n", "a\n\nb\n\n"),
+    ):
+        assert text_of(read(FORMAT, text)) == shown
 
 
 def test_a_call_without_arguments() -> None:
