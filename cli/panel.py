@@ -20,7 +20,8 @@ _HEALTH = {
 }
 _STATES = {"free": "dim", "prefill": "bright_blue", "decode": "yellow"}
 _BAR_WIDTH = 20
-_LINES_AROUND_SLOTS = 12
+_NARROW = 90
+_LINES_AROUND_SLOTS = 13
 
 
 class StatusPanel:
@@ -36,11 +37,12 @@ class StatusPanel:
         rows: list[RenderableType] = [
             self._heading(shown),
             Text(""),
-            _rates(shown["rates"], history, size.width - 50),
+            _rates(shown["rates"], history, size.width - 48),
             Text(""),
-            _slots(shown["slots"], shown["n_ctx"], max(3, size.height - _LINES_AROUND_SLOTS)),
+            _slots(shown["slots"], shown["n_ctx"], max(3, size.height - _LINES_AROUND_SLOTS), size.width < _NARROW),
             Text(""),
             _requests(shown),
+            _tokens(shown["totals"]),
             _memory(shown["memory"]),
             Text(_footer(shown, stopping), style="bold red" if stopping else "dim"),
         ]
@@ -72,6 +74,11 @@ def size_text(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
+def rate(value: float) -> str:
+    """Tokens a second."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
 def span(seconds: float) -> str:
     """A time in its two largest units."""
     whole = int(seconds)
@@ -94,23 +101,21 @@ def byte_counts(report: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, 
 
 def _rates(rates: Mapping[str, float], history: Sequence[float], width: int) -> RenderableType:
     return Text.assemble(
-        (f"{rates['generated_tokens_per_second']:9.1f}", "bold yellow"),
+        (rate(rates["generated_tokens_per_second"]), "bold yellow"),
         (" tok/s generated  ", "dim"),
         (sparkline(history, max(8, width)).rjust(max(8, width)), "yellow"),
-        (f"{rates['prompt_tokens_per_second']:9.1f}", "bold bright_blue"),
+        (f"  {rate(rates['prompt_tokens_per_second'])}", "bold bright_blue"),
         (" prompt", "dim"),
     )
 
 
-def _slots(slots: Sequence[Mapping[str, Any]], context: int, lines: int) -> RenderableType:
-    table = Table.grid(padding=(0, 2))
-    for _ in range(6):
-        table.add_column(no_wrap=True)
+def _slots(slots: Sequence[Mapping[str, Any]], context: int, lines: int, narrow: bool) -> RenderableType:
+    table = Table.grid(padding=(0, 1 if narrow else 2))
     shown = list(slots)
     if len(shown) > lines:
         shown = [slot for slot in slots if slot["state"] != "free"][: lines - 1]
     for slot in shown:
-        table.add_row(*_slot(slot, context))
+        table.add_row(*_slot(slot, context, narrow))
     rest = len(slots) - len(shown)
     if rest:
         busy = sum(slot["state"] != "free" for slot in slots) - sum(slot["state"] != "free" for slot in shown)
@@ -119,7 +124,7 @@ def _slots(slots: Sequence[Mapping[str, Any]], context: int, lines: int) -> Rend
     return table
 
 
-def _slot(slot: Mapping[str, Any], context: int) -> list[RenderableType]:
+def _slot(slot: Mapping[str, Any], context: int, narrow: bool) -> list[RenderableType]:
     state = slot["state"]
     style = _STATES.get(state, "")
     head: list[RenderableType] = [Text(str(slot["slot"]), style="dim"), Text(state, style=style)]
@@ -128,12 +133,15 @@ def _slot(slot: Mapping[str, Any], context: int) -> list[RenderableType]:
     prefill = state == "prefill"
     done = slot["prompt_done"] if prefill else slot["prompt_total"] + slot["generated"]
     total = max(1, slot["prompt_total"] if prefill else context)
-    bar = ProgressBar(total, min(done, total), width=_BAR_WIDTH, complete_style=style, finished_style=style)
+    width = _BAR_WIDTH // 2 if narrow else _BAR_WIDTH
+    bar = ProgressBar(total, min(done, total), width=width, complete_style=style, finished_style=style)
     amount = (
         f"{slot['prompt_done']:,} of {slot['prompt_total']:,} tokens" if prefill else f"{slot['generated']:,} tokens"
     )
-    speed = "" if prefill else f"{slot['tokens_per_second']:.1f} tok/s"
-    return [*head, Text(f"request {slot['request_id']}", style="dim"), bar, Text(amount), Text(speed)]
+    speed = "" if prefill else f"{rate(slot['tokens_per_second'])} tok/s"
+    if not narrow:
+        head.append(Text(f"request {slot['request_id']}", style="dim"))
+    return [*head, bar, Text(amount), Text(speed)]
 
 
 def _requests(shown: Mapping[str, Any]) -> RenderableType:
@@ -141,15 +149,19 @@ def _requests(shown: Mapping[str, Any]) -> RenderableType:
     parts = [f"{count:,} {outcome}" for outcome, count in totals["requests"].items() if count] or ["none answered yet"]
     if totals["refused"]:
         parts.append(f"{totals['refused']:,} refused")
-    text = Text.assemble(
+    return Text.assemble(
         ("queue ", "dim"),
         f"{shown['queue']['length']} of {shown['queue']['limit']}",
         ("   requests ", "dim"),
         ", ".join(parts),
     )
-    text.append(f"   tokens {totals['prompt_tokens']:,} in, {totals['generated_tokens']:,} out", style="dim")
+
+
+def _tokens(totals: Mapping[str, Any]) -> RenderableType:
+    text = Text("tokens ", style="dim")
+    text.append(f"{totals['prompt_tokens']:,} in, {totals['generated_tokens']:,} out", style="not dim")
     if totals["invariant_violations"]:
-        text.append(f"   {totals['invariant_violations']} self-check failures", style="bold red")
+        text.append(f"   {totals['invariant_violations']:,} self-check failures", style="bold red")
     return text
 
 

@@ -63,16 +63,16 @@ def run(
     MODEL is a GGUF file, or any shard of one; without it: luce-tiny, which is part of luce. With --prompt or --prompt-file the answer is
     printed as it is generated. Without, the model is served until Ctrl-C: OpenAI's and Anthropic's APIs, and a status page at the URL.
     """
-    refuse_together(prompt=prompt is not None, prompt_file=prompt_file is not None)
-    refuse_together(raw=not chat, system=system is not None)
-    refuse_together(raw=not chat, **{_thinking_flag(thinking): thinking is not None})
-    refuse_together(raw=not chat, chat_template_file=engine.load.chat_template is not None)
-    refuse_together(json=as_json, **{"show_thinking" if show_thinking else "hide_thinking": show_thinking is not None})
     if prompt is None and prompt_file is None:
         refuse_named(
             named_flags(_PROMPT_ONLY), "with --prompt or --prompt-file only: without a prompt this command serves"
         )
         return serve_model(engine, serving, sampling)
+    refuse_together(prompt=prompt is not None, prompt_file=prompt_file is not None)
+    refuse_together(raw=not chat, system=system is not None)
+    refuse_together(raw=not chat, **{_thinking_flag(thinking): thinking is not None})
+    refuse_together(raw=not chat, chat_template_file=engine.load.chat_template is not None)
+    refuse_together(json=as_json, **{"show_thinking" if show_thinking else "hide_thinking": show_thinking is not None})
     refuse_named(serving.given, "without a prompt only: it is about serving")
     text = read_prompt(prompt, prompt_file)
     with loaded_model(engine.for_one_request()) as luce:

@@ -86,7 +86,7 @@ def _spelling(parameter: click.Parameter, value: object) -> str:
 
 
 def serve_model(engine: EngineFlags, flags: ServeFlags, sampling: SamplingParams) -> int:
-    """Load the model and serve it. Returns the exit code: 0 after Ctrl-C or SIGTERM, 130 after a second Ctrl-C."""
+    """Load the model and serve it. Returns the exit code: 0 after Ctrl-C or SIGTERM, 130 after a second Ctrl-C, which ends running requests."""
     from cli.status_view import watching
     from pyluce.server import LuceServer, ServerSettings, create_app
     from pyluce.server.settings import SettingError
@@ -113,7 +113,7 @@ def serve_model(engine: EngineFlags, flags: ServeFlags, sampling: SamplingParams
             server = LuceServer(app, settings)
         with watching(server, app.state.luce, quiet=engine.quiet):
             server.run()
-    return EXIT_FORCED if server.force_exit else 0
+    return EXIT_FORCED if server.hurried else 0
 
 
 def _check_port(host: str, port: int) -> None:

@@ -64,6 +64,12 @@ class Running:
         for ticket in self._tickets:
             ticket.cancel()
 
+    def end(self, error: BaseException) -> None:
+        """On the loop: cancel what is not finished, and let `events` raise `error` in its place."""
+        self.close()
+        self._messages.append((0, error))
+        self._arrived.set()
+
     def _callback(self, index: int) -> Callable[[Message], None]:
         def forward(message: Message) -> None:
             self._messages.append((index, message))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -11,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 from fastapi import Request
 from starlette.responses import Response
 
+from pyluce.engine import EngineError
 from pyluce.server.bridge import Running, run_text, unless_gone
 from pyluce.server.errors import as_api_error
 from pyluce.server.jsontext import JsonResponse
@@ -23,6 +25,8 @@ from pyluce.server.sse import EventStreamResponse, frame
 from pyluce.server.token_texts import TokenTexts
 
 T = TypeVar("T")
+
+STOPPED = "the server was stopped"
 
 Pieces = AsyncIterator[tuple[int, list[Piece]]]
 
@@ -57,6 +61,8 @@ class AppContext:
     started_at: float = field(default_factory=time.time)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     token_texts: TokenTexts = field(init=False)
+    ended: bool = False
+    _running: weakref.WeakSet[Running] = field(default_factory=weakref.WeakSet)
 
     def __post_init__(self) -> None:
         self.token_texts = TokenTexts(self.service)
@@ -82,9 +88,12 @@ class AppContext:
     async def answer(self, request: Request, plan: Plan, writer: Writer, stream: bool) -> Response:
         """Generate what `plan` says and answer with it. Whatever is refused is refused before a stream begins."""
         try:
+            if self.ended:
+                raise EngineError(STOPPED)
             running = Running(self.service, plan.choices, live=stream)
         except Exception as error:
             raise as_api_error(error) from error
+        self._running.add(running)
         pieces = self._with_texts(plan, read_pieces(plan, running.events()))
         if stream:
             return EventStreamResponse(_frames(writer, pieces), self.settings.keep_alive_s, running.close)
@@ -94,6 +103,12 @@ class AppContext:
             raise as_api_error(error) from error
         finally:
             running.close()
+
+    def end_running(self) -> None:
+        """On the loop: every running request ends now with an error, and none begins any more."""
+        self.ended = True
+        for running in list(self._running):
+            running.end(EngineError(STOPPED))
 
     async def _with_texts(self, plan: Plan, pieces: Pieces) -> Pieces:
         """The same pieces; the texts of the tokens in them are known when they are passed on."""

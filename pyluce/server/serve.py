@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import socket
@@ -19,18 +20,23 @@ from pyluce.server.settings import ServerSettings
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _BACKLOG = 1024
+_LAST_WORDS_S = 5  # for the errors of requests that were ended
 
 
 class LuceServer(uvicorn.Server):
-    """An HTTP server for one application. `run` blocks until `stop`, SIGINT or SIGTERM; a second SIGINT ends it at once.
+    """An HTTP server for one application. `run` blocks until `stop`, SIGINT or SIGTERM.
 
-    Stopping: no new connections, running requests may end within the grace, then they are cancelled and their slots freed.
+    Stopping: no new connections; running requests may go on for the grace, or until a second SIGINT (`hurried`). What is left then is
+    cancelled and answered with an error. A third SIGINT waits for nobody.
     """
 
     def __init__(self, app: FastAPI, settings: ServerSettings, on_ready: Callable[[str], None] | None = None) -> None:
         """Bind the port at once, so that a port in use is an OSError here. `on_ready` gets the server's URL when it answers."""
         self._context: AppContext = app.state.luce
         self._on_ready = on_ready
+        self._grace_s = settings.shutdown_grace_s
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.hurried = False
         self._socket = bind(settings.host, settings.port)
         host, port = self._socket.getsockname()[:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -42,7 +48,7 @@ class LuceServer(uvicorn.Server):
                 server_header=False,
                 lifespan="off",
                 ws="none",
-                timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_s)),
+                timeout_graceful_shutdown=round(settings.shutdown_grace_s) + _LAST_WORDS_S,
                 timeout_keep_alive=75,
             )
         )
@@ -60,14 +66,20 @@ class LuceServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to answer, then say so."""
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self._on_ready is not None:
             self._on_ready(self.url)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End the streams that never end by themselves, then wait for the others."""
+        """End the streams that never end by themselves, then wait for the others, then end those too."""
         self._context.stopping.set()
-        await super().shutdown(sockets)
+        grace_s = 0.0 if self.hurried else self._grace_s
+        end = asyncio.get_running_loop().call_later(grace_s, self._context.end_running)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            end.cancel()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -83,6 +95,10 @@ class LuceServer(uvicorn.Server):
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.should_exit and number == signal.SIGINT and not self.hurried and self._loop is not None:
+            self.hurried = True
+            self._loop.call_soon_threadsafe(self._context.end_running)
+            return
         self.handle_exit(number, frame)
 
 

@@ -1,6 +1,7 @@
 """`python -m tests.support.fake_cli ARGUMENTS`: the luce command over the fake model, for tests that need a process.
 
 LUCE_FAKE_ANSWER is what the model answers (its end token follows); without it answers are hashes. LUCE_FAKE_STEP_S slows a step.
+LUCE_FAKE_ECHO=1: the echo model of echo_service.
 """
 
 from __future__ import annotations
@@ -43,6 +44,11 @@ def load_fake(path: Path | None, options: LoadOptions, progress: Progress | None
     runner: dict[str, Any] = {}
     if answer is not None:
         runner["script"] = scripted(answer, float(os.environ.get("LUCE_FAKE_STEP_S", "0")))
+    if os.environ.get("LUCE_FAKE_ECHO") == "1":
+        from tests.support.echo_service import Echo
+
+        echo = Echo(FakeVocabulary())
+        runner = {"script": echo.choose, "damage": echo.damage, "vocabulary": echo.vocabulary}
     return fake_luce(options, **runner)
 
 
