@@ -122,7 +122,7 @@ class Run:
             core.idle()
             stats = core.stats()
             assert runner.n_free_slots == self.n_slots
-            assert runner._pool.allocator.n_free == runner.options.state.n_pages - 1, "a page was never given back"
+            assert runner._pool.allocator.n_free == runner._pool.allocator.n_pages - 1, "a page was never given back"
         assert stats.invariant_violations == stats.busy_slots == stats.queue_length == 0
         answers = [read(self._messages[tickets[index].id]) for index in range(len(requests))]
         return Outcome(answers, stats, self._widest, self._mid_block)
