@@ -49,7 +49,7 @@ class LoadOptions:
     chat_template: str | None = None
     max_concurrency: int = 4
     max_queue: int = 256
-    prefill_share: float = 0.5
+    prefill_share: float = 0.75  # docs/measurements.md
     prefix_cache_mib: int | None = None
 
     def __post_init__(self) -> None:
