@@ -4,6 +4,7 @@
 #   make test          build all and run the tests
 #   make lint          ruff, and mypy --strict
 #   make bench         the CPU speed comparison with upstream's llama-bench
+#   make bench-server  load on luce run and on upstream's llama-server, side by side (builds the latter: minutes)
 #   make test-browser the status page in headless Chromium (Debian: apt-get install chromium)
 #   make test-oracle   the tests against transformers (own environment with torch, a large download)
 #   make clean         remove what was built
@@ -26,7 +27,7 @@ SETUP_FILES := pyproject.toml setup.py MANIFEST.in
 
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test lint bench test-browser test-oracle build setup clean distclean
+.PHONY: help demo test lint bench bench-server test-browser test-oracle build setup clean distclean
 
 help:
 	@sed -n 's/^#   make/  make/p' Makefile
@@ -44,6 +45,10 @@ lint: $(LINT_READY)
 bench: setup
 	$(PY) build.py --jobs $(JOBS) --bench
 	$(PY) -m bench.cpu_vs_upstream
+
+bench-server: setup
+	$(PY) build.py --jobs $(JOBS) --bench
+	$(PY) -m bench.server_vs_upstream
 
 test-browser: setup
 	LUCE_TEST_BROWSER=1 $(PY) -m pytest tests/browser

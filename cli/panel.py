@@ -159,7 +159,8 @@ def _requests(shown: Mapping[str, Any]) -> RenderableType:
 
 def _tokens(totals: Mapping[str, Any]) -> RenderableType:
     text = Text("tokens ", style="dim")
-    text.append(f"{totals['prompt_tokens']:,} in, {totals['generated_tokens']:,} out", style="not dim")
+    counts = f"{totals['prompt_tokens']:,} in, {totals['cached_prompt_tokens']:,} from the cache, {totals['generated_tokens']:,} out"
+    text.append(counts, style="not dim")
     if totals["invariant_violations"]:
         text.append(f"   {totals['invariant_violations']:,} self-check failures", style="bold red")
     return text

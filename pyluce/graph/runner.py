@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from types import TracebackType
 from typing import Final, Literal, Protocol, TypeVar
 
@@ -240,7 +241,7 @@ class TrunkRunner:
     def memory_report(self) -> dict[str, object]:
         """Bytes by place: weights, state, graph memory; graphs kept; PLE rows read so far."""
         return {
-            "weights": self._placed.report(),
+            "weights": asdict(self._placed.report()),
             "state": self._pool.report(),
             "prefix_cache": self.store.report(),
             "graph_bytes": self._allocator.n_bytes,

@@ -29,6 +29,7 @@ def shown(slots: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
             "requests": {"stop": 12, "length": 3, "cancelled": 0, "deadline": 0, "failed": 1},
             "refused": 2,
             "prompt_tokens": 123456,
+            "cached_prompt_tokens": 77,
             "generated_tokens": 789,
             "invariant_violations": 0,
         },
@@ -53,7 +54,7 @@ def test_every_fact_is_there() -> None:
     for fact in (
         "a model", "http://127.0.0.1:8080", "working, up 1 h 2 min", "12.3 tok/s generated", "2,346 prompt", "request 10",
         "1,500 tokens", "33.3 tok/s", "512 of 4,096 tokens", "2  free", "queue 3 of 16", "12 stop, 3 length, 1 failed, 2 refused",
-        "123,456 in, 789 out", "weights mapped 3.0 GiB, state kv 1.0 MiB", "Ctrl-C stops the server",
+        "123,456 in, 77 from the cache, 789 out", "weights mapped 3.0 GiB, state kv 1.0 MiB", "Ctrl-C stops the server",
     ):  # fmt: skip
         assert fact in text, fact
     assert "self-check" not in text

@@ -122,6 +122,7 @@ def status(context: AppContext) -> dict[str, Any]:
             "requests": {outcome.value: count for outcome, count in stats.requests.items()},
             "refused": stats.refused,
             "prompt_tokens": stats.prompt_tokens_total,
+            "cached_prompt_tokens": stats.cached_tokens_total,
             "generated_tokens": stats.generated_tokens_total,
             "decode_steps": stats.decode_steps,
             "decode_rows": stats.decode_rows,
