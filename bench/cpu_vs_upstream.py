@@ -1,6 +1,6 @@
 """pyluce beside upstream's llama-bench on the CPU: same models, same threads, same run, pair after pair.
 
-    make bench              # or: python build.py --bench && python -m bench.cpu_vs_upstream [--rounds 5] [--threads 1]
+    make bench              # or: python build.py --bench && python -m bench.cpu_vs_upstream [--rounds 5] [--threads 1] [--processor-time]
 
 llama-bench comes from the same tree as our libraries. Its graphs are libllama's, and every patch of ours leaves kernels as
 they are unless a graph asks for a pyluce phase, so it runs upstream's own kernels: its figures are upstream's speed. It runs
@@ -15,18 +15,19 @@ import argparse
 import json
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from bench.floor import ROOT, Floor, Machine, measure_machine, weight_floor
 from tools.synth import FULL, write_model
 
 PREFILL = (512, 2048)
-DECODE = 64
+DECODE = 128
 DEPTHS = (0, 512)
 TESTS = [*(f"prefill {n}" for n in PREFILL), *(f"decode at {d}" for d in DEPTHS)]
 GOALS = {"prefill": 0.9, "decode": 1.0}
@@ -38,22 +39,37 @@ Q4_K = replace(
 RANDOM_MODEL = ROOT / "build" / "models" / f"random-q4_k-{Q4_K.n_layer}x{Q4_K.n_embd}.gguf"
 
 
-def upstream_rate(model: Path, threads: int, test: str) -> float:
-    """Tokens a second of one test, in one process of llama-bench."""
+@dataclass(frozen=True)
+class Setting:
+    """How to measure. `processor_time`: seconds of the processes instead of the wall's, for a machine that others use too."""
+
+    threads: int = 1
+    processor_time: bool = False
+
+
+def upstream_rate(model: Path, setting: Setting, test: str) -> float:
+    """Tokens a second of one test, in one process of llama-bench.
+
+    Its processor time can only be had of whole processes: that of one with three repetitions less that of one with one.
+    """
     program = ROOT / "build" / "cpu" / "bin" / "llama-bench"
     if not program.is_file():
         raise SystemExit(f"expected {program}, found none: python build.py --bench")
     kind, size = parse_test(test)
     what = ["-p", str(size), "-n", "0"] if kind == "prefill" else ["-p", "0", "-n", str(DECODE), "-d", str(size)]
-    rows = json.loads(_run([str(program), "-m", str(model), "-t", str(threads), "-r", "1", "-o", "json", *what]))
-    return float(rows[0]["avg_ts"])
+    command = [str(program), "-m", str(model), "-t", str(setting.threads), "-o", "json", *what]
+    if not setting.processor_time:
+        return float(json.loads(_run([*command, "-r", "1"]))[0]["avg_ts"])
+    seconds = _processor_s([*command, "-r", "3"]) - _processor_s([*command, "-r", "1"])
+    return 2 * (size if kind == "prefill" else DECODE) / seconds
 
 
-def our_rate(model: Path, threads: int, test: str) -> float:
+def our_rate(model: Path, setting: Setting, test: str) -> float:
     """The same test by our runner, in a process of its own."""
     kind, size = parse_test(test)
     what = ["--prefill", str(size)] if kind == "prefill" else ["--decode", str(DECODE), "--depth", str(size)]
-    return float(_run([sys.executable, "-m", "bench.ours", str(model), "--threads", str(threads), *what]))
+    what += ["--processor-time"] if setting.processor_time else []
+    return float(_run([sys.executable, "-m", "bench.ours", str(model), "--threads", str(setting.threads), *what]))
 
 
 def parse_test(test: str) -> tuple[str, int]:
@@ -62,7 +78,7 @@ def parse_test(test: str) -> tuple[str, int]:
     return words[0], int(words[-1])
 
 
-def measure(model: Path, threads: int, rounds: int) -> list[dict[str, dict[str, float]]]:
+def measure(model: Path, setting: Setting, rounds: int) -> list[dict[str, dict[str, float]]]:
     """`rounds` times all tests; for each test the two sides directly after each other, in turn A first and B first."""
     sides = [("upstream", upstream_rate), ("ours", our_rate)]
     pairs: list[dict[str, dict[str, float]]] = []
@@ -70,7 +86,7 @@ def measure(model: Path, threads: int, rounds: int) -> list[dict[str, dict[str, 
         pair: dict[str, dict[str, float]] = {name: {} for name, _ in sides}
         for test in TESTS:
             for name, rate in sides if i % 2 == 0 else reversed(sides):
-                pair[name][test] = rate(model, threads, test)
+                pair[name][test] = rate(model, setting, test)
         pairs.append(pair)
         print(f"  round {i + 1} of {rounds}: " + ", ".join(f"{t} {ratio(pair, t):.2f}" for t in TESTS), flush=True)
     return pairs
@@ -113,20 +129,25 @@ def main() -> int:
     parser.add_argument("--model", type=Path, action="append", help="instead of luce-tiny and the random model")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--processor-time", action="store_true", help="processor seconds, when other processes run (1 thread)")
     parser.add_argument("--json", type=Path, default=ROOT / "build" / "bench" / "cpu_vs_upstream.json", metavar="FILE")
     arguments = parser.parse_args()
+    if arguments.processor_time and arguments.threads != 1:
+        parser.error("--processor-time: expected --threads 1 (waiting threads spin)")
+    setting = Setting(arguments.threads, arguments.processor_time)
     record: dict[str, object] = {
         "date": time.strftime("%Y-%m-%d"),
         "commit": _run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"]).strip(),
         "processor": processor_name(),
-        "threads": arguments.threads,
+        "setting": asdict(setting),
         "build": json.loads((ROOT / "build" / "cpu" / "bin" / "luce-build.json").read_text())["stamp"],
     }
-    print(f"{record['date']}, {record['commit']}, {record['processor']}, {arguments.threads} thread(s)\n")
+    clock = "processor time" if setting.processor_time else "wall time"
+    print(f"{record['date']}, {record['commit']}, {record['processor']}, {setting.threads} thread(s), {clock}\n")
     for model in arguments.model or default_models():
         floor = weight_floor(model)
         machine = measure_machine(floor.decode_bytes)
-        pairs = measure(model, arguments.threads, arguments.rounds)
+        pairs = measure(model, setting, arguments.rounds)
         print("\n" + table(model, pairs, floor, machine) + "\n")
         record[model.name] = {"floor": floor.as_dict(), "machine": asdict(machine), "rounds": pairs}
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
@@ -154,6 +175,14 @@ def processor_name() -> str:
     except (OSError, StopIteration):
         name = platform.processor() or platform.machine()
     return f"{name}, {len(os.sched_getaffinity(0))} cores"
+
+
+def _processor_s(command: list[str]) -> float:
+    """User and system seconds of a command."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    _run(command)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
 def _run(command: list[str]) -> str:
