@@ -89,14 +89,12 @@ def span(seconds: float) -> str:
 
 
 def byte_counts(report: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, float]]:
-    """The byte counts of a nested report by their names; sums of others are left out."""
+    """The byte counts of a nested report by their names; sums of others and limits are left out."""
     if isinstance(report, Mapping):
         for name, value in report.items():
             yield from byte_counts(value, (*path, str(name)))
-    elif (
-        path and path[-1].endswith("_bytes") and not path[-1].startswith("total_") and isinstance(report, (int, float))
-    ):
-        yield " ".join(path).removesuffix("_bytes").replace("_", " "), float(report)
+    elif path and path[-1].endswith("_bytes") and not path[-1].startswith(("total_", "budget_")):
+        yield " ".join(path).removesuffix("_bytes").removesuffix(" n").replace("_", " "), float(report)
 
 
 def _rates(rates: Mapping[str, float], history: Sequence[float], width: int) -> RenderableType:

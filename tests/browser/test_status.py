@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import socket
 from typing import Any
 
@@ -48,13 +50,12 @@ NAMELESS = ("button", "textbox", "combobox", "progressbar", "spinbutton", "img",
 
 
 def test_the_page_shows_what_each_slot_does(visit: Visit) -> None:
-    with echo_server(CONTEXT) as (server, _, echo):
+    with echo_server(CONTEXT) as (server, _, _echo):
         page = visit(server.url)
         page.wait(f"{SHOWN} && document.querySelectorAll('.slot.free').length === 2")
         assert page.text("#health") == "ready"
-        with asking(server.url, *["HOLD</think>" + "long " * 30 for _ in range(3)]) as answers:
-            assert echo.held.wait(20)
-            page.wait("document.querySelector('.slot.prefill') !== null", "a slot at work")
+        with asking(server.url, *["</think>SLOW" + "y" * 400] * 3) as answers:
+            page.wait("document.querySelectorAll('.slot.decode').length === 2", "two slots at work")
             page.wait("document.getElementById('queue-length').textContent === '1'")
             assert page.text("#slots-busy").lower() == "· 2 of 2 busy"
             assert page.text("#health") == "working"
@@ -62,19 +63,18 @@ def test_the_page_shows_what_each_slot_does(visit: Visit) -> None:
             tiles = page.js("[...document.querySelectorAll('.slot')].map((e) => e.innerText)")
             for slot, tile in zip(busy, tiles, strict=True):
                 assert f"slot {slot['slot']} · request {slot['request_id']}" in tile
-                assert f"{slot['prompt_done']} of {slot['prompt_total']} tokens" in tile
+                shown = re.search(r"([\d,]+) tokens\n([\d.]+) tok/s", tile)
+                assert shown and 0 < int(shown[1].replace(",", "")) <= slot["generated"]
             visit.shoot(page, "busy")
-            echo.release.set()
         assert len(answers) == 3
         page.wait("document.querySelectorAll('.slot.free').length === 2")
         totals = httpx.get(server.url + "/status/json").json()["totals"]
-        page.wait(f"document.getElementById('work').innerText.includes('{totals['decode_steps']}')")
+        page.wait(f"document.getElementById('work').innerText.includes('{totals['decode_steps']:,}')")
         work = page.js("document.getElementById('work').innerText")
-        assert f"prompt tokens\n{totals['prompt_tokens']}" in work
-        assert f"generated tokens\n{totals['generated_tokens']}" in work
+        assert f"prompt tokens\n{totals['prompt_tokens']:,}" in work
+        assert f"generated tokens\n{totals['generated_tokens']:,}" in work
         assert "stop\n3" in page.js("document.getElementById('requests').innerText")
         assert page.js("document.getElementById('chart-generated').getAttribute('d').length") > 20
-        assert "calls" in page.js("document.getElementById('memory').innerText")
         assert not page.js("document.getElementById('experts-card').checkVisibility()"), "expert use is not known"
         page.wait("document.getElementById('setup').innerText.includes('1,024 tokens')")
 
@@ -135,6 +135,7 @@ def test_it_fits_every_screen_and_can_be_read(visit: Visit, view: dict[str, Any]
     with echo_server(CONTEXT) as (server, _, echo), asking(server.url, "HOLD</think>x"):
         page = visit(server.url, dark=dark, **view)
         page.wait("document.querySelector('.slot.prefill') !== null")
+        assert re.search(r"prefill\nslot 0 · request 1\n\d+ of \d+ tokens\n\d+ %", page.text(".slot"))
         page.wait("document.getElementById('setup').innerText.includes('1,024 tokens')")
         tabs = page.js("document.getElementById('tabs').checkVisibility()")
         assert tabs == (view.get("width", 1280) < 960)
@@ -166,3 +167,17 @@ def test_everything_has_a_name_for_those_who_listen(visit: Visit) -> None:
         assert len([role for role, _ in named if role == "heading"]) >= 8
         assert {"banner", "main", "navigation"} - {role for role, _ in named} <= {"navigation"}
         echo.release.set()
+
+
+def test_memory_is_shown_by_place_and_experts_when_known(visit: Visit) -> None:
+    with echo_server(CONTEXT) as (server, _, _echo):
+        page = visit(server.url)
+        page.wait(SHOWN)
+        report = {"weights": {"mapped_bytes": 3 << 30}, "cache": {"n_bytes": 512, "budget_bytes": 1 << 40}, "graphs": 4}
+        page.js("show = () => {}")  # the server's next status would hide it again
+        page.js("document.getElementById('experts-card').hidden = false")
+        page.js(f"showReport(document.getElementById('experts'), {json.dumps(report)})")
+        assert page.text("#experts").split() == "weights, mapped 3.0 GiB cache 512 B".split()
+        experts = {"layers": 8, "hot_share": "12 %", "resident_bytes": 2048}
+        page.js(f"showReport(document.getElementById('experts'), {json.dumps(experts)}, true)")
+        assert page.text("#experts").split() == "layers 8 hot share 12 % resident 2.0 KiB".split()
