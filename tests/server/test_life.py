@@ -85,6 +85,7 @@ def test_a_queued_client_that_goes_away_leaves_the_queue(one_slot: tuple[LuceSer
         assert echo.held.wait(WAIT_S)
         with raw_request(server, CHAT, held):
             wait_for(lambda: luce.stats().queue_length == 1, "the queue")
+        time.sleep(1.0)  # the engine stands still: only the server's loop notices that the client has gone
         echo.release.set()
         wait_for(lambda: free(luce), "a free slot")
     requests = {outcome.value: count for outcome, count in luce.stats().requests.items()}
@@ -194,17 +195,25 @@ def test_stopping_lets_answers_end_and_ends_status_streams() -> None:
             target=lambda: answers.append(httpx.post(server.url + CHAT, json=chat("HOLD</think>hello"), timeout=WAIT_S))
         )
         watched: list[bytes] = []
-        watch = threading.Thread(target=lambda: watched.append(httpx.get(server.url + "/status/events").content))
+        watching = threading.Event()
+
+        def follow() -> None:
+            with httpx.stream("GET", server.url + "/status/events", timeout=WAIT_S) as events:
+                for data in events.iter_bytes():
+                    watched.append(data)
+                    watching.set()
+
+        watch = threading.Thread(target=follow)
         ask.start()
         watch.start()
-        assert echo.held.wait(WAIT_S)
+        assert echo.held.wait(WAIT_S) and watching.wait(WAIT_S)
         server.stop()
         time.sleep(0.3)
         echo.release.set()
         ask.join(WAIT_S)
         watch.join(WAIT_S)
         assert answers[0].json()["choices"][0]["message"]["content"] == "hello"
-        assert b"event: status" in watched[0]
+        assert b"event: status" in b"".join(watched)
         assert free(luce)
 
 
