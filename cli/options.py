@@ -137,6 +137,15 @@ _ENGINE = (
         help="Memory for prompts that begin alike: MiB, 0 for none, or auto (three full contexts, at most a quarter of free memory).",
     ),
     click.option(
+        "--idle-prefill",
+        type=click.Choice(("on", "off")),
+        default="on",
+        show_default=True,
+        envvar="LUCE_IDLE_PREFILL",
+        show_envvar=True,
+        help="While nobody waits, compute what the next turn of a conversation begins with.",
+    ),
+    click.option(
         "--chat-template-file",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         help="A chat template to use instead of the model's own.",
@@ -225,6 +234,7 @@ def engine_options(command: Command) -> Command:
         max_queue: int,
         prefill_share: float,
         prefix_cache_mib: int | None,
+        idle_prefill: str,
         chat_template_file: Path | None,
         quiet: bool,
         **rest: Any,
@@ -242,6 +252,7 @@ def engine_options(command: Command) -> Command:
                 max_queue=max_queue,
                 prefill_share=prefill_share,
                 prefix_cache_mib=prefix_cache_mib,
+                idle_prefill=idle_prefill == "on",
             )
         except OptionError as error:
             raise click.UsageError(as_flag(error)) from error

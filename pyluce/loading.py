@@ -123,6 +123,7 @@ def _open(path: Path, options: LoadOptions, report: Progress) -> tuple[BatchCore
             max_queue=options.max_queue,
             prefill_share=options.prefill_share,
             store=runner.store if budget_bytes else None,
+            idle_prefill=options.idle_prefill,
         )
         owners.enter_context(stack.pop_all())
         return core, LoadedModel(info, tokenizer, template, runner.memory_report)

@@ -15,6 +15,7 @@ from pyluce.engine import (
     Event,
     FinishEvent,
     GenerationRequest,
+    IdlePrompt,
     Ticket,
     Timings,
     TokenEvent,
@@ -159,6 +160,10 @@ class Luce:
     def run(self, request: GenerationRequest) -> Generator[Event, None, None]:
         """The events of a request as they happen; the last is a `FinishEvent`. Closing the iterator cancels the request."""
         yield from self.submit(request).events()
+
+    def warm(self, prompt: IdlePrompt) -> None:
+        """Have a prompt computed while the engine is idle, because a request that begins with it is expected. Returns at once."""
+        self._engine.warm(prompt)
 
     def generate(self, prompt: str | None = None, **options: Any) -> Completion:
         """Answer a prompt (`luce.generate("Hi")`, `luce.generate(messages=[...], temperature=0.7)`); see `request` for the options."""

@@ -37,6 +37,7 @@ class LoadOptions:
     * prefill_share: how much of the time prompts may take while other requests decode, 0 to 1. With 0 they wait until nobody decodes.
     * prefix_cache_mib: memory for the states of prompts, so that prompts that begin alike are computed once; None: room for three
       full contexts, at most a quarter of the memory that is free; 0 keeps nothing.
+    * idle_prefill: while nobody waits, compute what the next turn of a conversation will begin with (needs the prefix cache).
 
     Raises OptionError naming the option.
     """
@@ -51,6 +52,7 @@ class LoadOptions:
     max_queue: int = 256
     prefill_share: float = 0.75  # docs/measurements.md
     prefix_cache_mib: int | None = None
+    idle_prefill: bool = True
 
     def __post_init__(self) -> None:
         if self.max_ctx is not None:

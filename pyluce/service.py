@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import TypeVar
 
-from pyluce.engine import GenerationRequest, Ticket
+from pyluce.engine import GenerationRequest, IdlePrompt, Ticket
 from pyluce.engine.constraint import ConstraintCompiler
 from pyluce.engine.stats import EngineStats
 from pyluce.luce import Luce, ModelInfo
@@ -56,6 +56,10 @@ class LuceService:
     def submit(self, request: GenerationRequest) -> Ticket:
         """Queue a request. Raises RequestError, QueueFullError or EngineError before any work."""
         return self._luce.submit(request)
+
+    def warm(self, prompt: IdlePrompt) -> None:
+        """Have a prompt computed while the engine is idle. Returns at once; nobody is told how it went."""
+        self._luce.warm(prompt)
 
     def stats(self) -> EngineStats:
         """What the engine published last."""

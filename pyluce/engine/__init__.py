@@ -19,6 +19,7 @@ from pyluce.engine.errors import (
 from pyluce.engine.events import Event, FinishEvent, FinishReason, PrefillEvent, Timings, TokenEvent
 from pyluce.engine.generate import Generation, GenerationRequest, Resources, generate
 from pyluce.engine.hashing import StepHasher, hash_logits, hash_tokens
+from pyluce.engine.idle import IdlePrompt
 from pyluce.engine.protocols import Chain, Runner, Sampler, SequenceLike, TokenTable
 from pyluce.engine.sampling import SamplingParams
 from pyluce.engine.scheduler import Scheduler
@@ -47,6 +48,7 @@ __all__ = [
     "FinishReason",
     "Generation",
     "GenerationRequest",
+    "IdlePrompt",
     "LogitsError",
     "Message",
     "Outcome",

@@ -14,6 +14,7 @@ from pyluce.engine.admission import AdmissionGate
 from pyluce.engine.errors import DeadlineError, EngineError, RequestCancelledError
 from pyluce.engine.events import Event, FinishReason, PrefillEvent
 from pyluce.engine.generate import Generation, GenerationRequest, Resources, chunk_bounds
+from pyluce.engine.idle import IdlePrefill, IdlePrompt
 from pyluce.engine.plan import Admission, Chunk, Plan, StepResult
 from pyluce.engine.protocols import Logits, PrefixStore, SequenceLike
 from pyluce.engine.scheduler import Phase, Scheduler
@@ -53,6 +54,7 @@ class BatchCore(Generic[S]):
         max_queue: int,
         prefill_share: float,
         store: PrefixStore[S] | None = None,
+        idle_prefill: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`n_slots`: the runner's, all of them free. `store`: where prompts' states are kept; `clock`: seconds, as the tickets'."""
@@ -60,6 +62,7 @@ class BatchCore(Generic[S]):
             raise ValueError(f"n_slots: expected the runner's {resources.runner.n_free_slots}, found {n_slots}")
         self.resources = resources
         self._store = store
+        self._idle = IdlePrefill(resources, store) if store is not None and idle_prefill else None
         self._close = close
         self._clock = clock
         self._gate = AdmissionGate(n_slots, max_queue, clock)
@@ -110,6 +113,8 @@ class BatchCore(Generic[S]):
         """Drop who is not wanted any more, fill free slots, compute one row graph and one chunk; False when nobody is left."""
         self._checked = False
         self._drop_unwanted()
+        if self._tickets and self._idle is not None:
+            self._idle.pause()
         admitted = False
         while (admission := self._scheduler.admit()) is not None:
             self._begin(admission)
@@ -121,7 +126,24 @@ class BatchCore(Generic[S]):
             self._scheduler.commit(self._run(plan))
             if not self._deliver():
                 self._publish()
-        return self._scheduler.busy
+        return self._scheduler.busy or self._use_idle_time()
+
+    def warm(self, prompt: IdlePrompt) -> None:
+        """Compute a prompt that is expected, when there is nothing else to do."""
+        if self._idle is not None:
+            self._idle.add(prompt)
+
+    def _use_idle_time(self) -> bool:
+        """One chunk of a prompt that is expected; True while there is more of them."""
+        if self._idle is None or not self._idle.busy:
+            return False
+        self._act(Activity.PREFILL)
+        self._idle.step()
+        self._counters.idle_tokens = self._idle.tokens
+        if not self._idle.busy:
+            self._memory = self._memory_report(self._memory)
+        self._publish()
+        return self._idle.busy
 
     def idle(self) -> None:
         """Check the invariants once after work ran out; show that the engine is alive."""
@@ -143,8 +165,9 @@ class BatchCore(Generic[S]):
         if len({id(live.state) for live in self._live.values()}) != len(self._live):
             found.append("two requests share a state")
         n_free = self.resources.runner.n_free_slots
-        if n_free != self._gate.n_slots - len(self._live):
-            found.append(f"free slots of the runner: expected {self._gate.n_slots - len(self._live)}, found {n_free}")
+        expected_free = self._gate.n_slots - len(self._live) - (self._idle is not None and self._idle.holds_slot)
+        if n_free != expected_free:
+            found.append(f"free slots of the runner: expected {expected_free}, found {n_free}")
         for number, live in self._live.items():
             sequence = self._scheduler.get(number)
             if sequence is None:
@@ -158,6 +181,8 @@ class BatchCore(Generic[S]):
         """End every request with `error` and free what it holds."""
         for number in list(self._tickets):
             self._end(number, Outcome.FAILED, error)
+        if self._idle is not None:
+            self._idle.close()
         self._deliver()
 
     def close(self) -> None:

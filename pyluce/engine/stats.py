@@ -60,7 +60,7 @@ class EngineStats:
     * activity, activity_since: what it does now, and since when. `heartbeat` of an engine at work may be one chunk old.
     * queue_length: requests submitted that have no slot yet. requests: answered ones by outcome; refused: those that found the queue full.
     * prompt_tokens_total, generated_tokens_total: computed, also for requests that did not end well; cached_tokens_total: prompt
-      tokens that came from the prefix cache instead.
+      tokens that came from the prefix cache instead; idle_tokens_total: computed while nobody waited, for later.
     * decode_steps, decode_rows, prefill_chunks: native calls, and rows of the former.
     * invariant_violations: what the engine found wrong with itself; 0 or a bug.
     * prompt_tokens_per_second, generated_tokens_per_second: over the last 10 seconds.
@@ -79,6 +79,7 @@ class EngineStats:
     prompt_tokens_total: int = 0
     generated_tokens_total: int = 0
     cached_tokens_total: int = 0
+    idle_tokens_total: int = 0
     decode_steps: int = 0
     decode_rows: int = 0
     prefill_chunks: int = 0
@@ -131,6 +132,7 @@ class Counters:
         self.prompt_tokens = 0
         self.generated_tokens = 0
         self.cached_tokens = 0
+        self.idle_tokens = 0
         self.decode_steps = 0
         self.decode_rows = 0
         self.prefill_chunks = 0
@@ -167,6 +169,7 @@ class Counters:
             prompt_tokens_total=self.prompt_tokens,
             generated_tokens_total=self.generated_tokens,
             cached_tokens_total=self.cached_tokens,
+            idle_tokens_total=self.idle_tokens,
             decode_steps=self.decode_steps,
             decode_rows=self.decode_rows,
             prefill_chunks=self.prefill_chunks,

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from pyluce.engine.errors import EngineClosedError, EngineError, EngineForkedError
 from pyluce.engine.generate import GenerationRequest
+from pyluce.engine.idle import IdlePrompt
 from pyluce.engine.stats import EngineStats
 from pyluce.engine.ticket import Ticket
 
@@ -36,6 +37,9 @@ class Core(Protocol):
 
     def admit(self, ticket: Ticket) -> None:
         """Take a request; it is answered through its ticket, whatever happens to it."""
+
+    def warm(self, prompt: IdlePrompt) -> None:
+        """Compute a prompt that is expected, when there is nothing else to do."""
 
     def step(self) -> bool:
         """Do one step of work; return False when there is nothing to do. A request's failure goes to its ticket, not to the caller."""
@@ -132,6 +136,10 @@ class Engine:
         self._post(run)
         return future.result()
 
+    def warm(self, prompt: IdlePrompt) -> None:
+        """Have a prompt computed while the engine is idle, because a request that begins with it is expected. Returns at once."""
+        self._post(lambda: self._core.warm(prompt))
+
     def close(self) -> None:
         """End all requests with EngineClosedError, free everything, wait for the thread. Closing twice is fine."""
         if self.forked:
@@ -204,6 +212,7 @@ class Engine:
                 busy = True
             else:
                 item()
+                busy = True  # it may have left work behind
 
     def _refuse_queued(self, error: BaseException) -> None:
         while True:

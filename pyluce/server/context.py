@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
 from starlette.responses import Response
 
-from pyluce.engine import EngineError
+from pyluce.engine import EngineError, IdlePrompt
 from pyluce.server.bridge import Running, run_text, unless_gone
 from pyluce.server.errors import as_api_error
 from pyluce.server.jsontext import JsonResponse
@@ -25,6 +27,8 @@ from pyluce.server.sse import EventStreamResponse, frame
 from pyluce.server.token_texts import TokenTexts
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 STOPPED = "the server was stopped"
 
@@ -94,7 +98,7 @@ class AppContext:
         except Exception as error:
             raise as_api_error(error) from error
         self._running.add(running)
-        pieces = self._with_texts(plan, read_pieces(plan, running.events()))
+        pieces = self._remembered(plan, self._with_texts(plan, read_pieces(plan, running.events())))
         if stream:
             return EventStreamResponse(_frames(writer, pieces), self.settings.keep_alive_s, running.close)
         try:
@@ -116,6 +120,28 @@ class AppContext:
             if plan.with_tokens:
                 await self.token_texts.learn(some)
             yield index, some
+
+    async def _remembered(self, plan: Plan, pieces: Pieces) -> Pieces:
+        """The same pieces; when a conversation's answer is complete, its next prompt is prepared."""
+        answer = Answer()
+        async for index, some in pieces:
+            if plan.follow_up is not None:
+                for piece in some:
+                    answer.add(piece)
+            yield index, some
+        if plan.follow_up is not None and self.service.options.idle_prefill:
+            self.service.text(partial(self._prepare_next, plan.follow_up, answer))
+
+    def _prepare_next(
+        self, follow_up: Callable[[TextTools, Answer], IdlePrompt | None], answer: Answer, tools: TextTools
+    ) -> None:
+        """On the vocabulary's thread. The answer was given; a failure here costs time later, and nothing else."""
+        try:
+            prompt = follow_up(tools, answer)
+            if prompt is not None:
+                self.service.warm(prompt)
+        except Exception as error:
+            log.info("the next turn cannot be prepared: %s: %s", type(error).__name__, error)
 
 
 def get_context(request: Request) -> AppContext:

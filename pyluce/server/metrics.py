@@ -119,6 +119,7 @@ def _counters(stats: EngineStats) -> tuple[_Number, ...]:
     return (
         ("luce_prompt_tokens", "Prompt tokens computed.", stats.prompt_tokens_total),
         ("luce_cached_prompt_tokens", "Prompt tokens taken from the prefix cache.", stats.cached_tokens_total),
+        ("luce_idle_prompt_tokens", "Prompt tokens computed while nobody waited.", stats.idle_tokens_total),
         ("luce_generated_tokens", "Tokens generated.", stats.generated_tokens_total),
         ("luce_requests_refused", "Requests that found the queue full.", stats.refused),
         ("luce_decode_steps", "Row graphs computed.", stats.decode_steps),

@@ -7,14 +7,15 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
-from pyluce.engine import GenerationRequest, RequestError, SamplingParams
+from pyluce.engine import GenerationRequest, IdlePrompt, RequestError, SamplingParams
 from pyluce.engine.constraint import ConstraintFactory
 from pyluce.engine.sampling import MAX_SEED
 from pyluce.server.jobs import ChatJob
 from pyluce.server.protocols import Service, TextTools
-from pyluce.server.reply import Plan
+from pyluce.server.reply import Answer, Plan
 from pyluce.server.settings import ServerSettings
 from pyluce.text import ChatTemplate
 from pyluce.text.tools import Function, ToolFormat, ToolStream, detect_format, read_functions
@@ -70,7 +71,33 @@ def plan_chat(tools: TextTools, context: PlanContext, job: ChatJob) -> Plan:
         new_tool_stream=callable_tools.new_stream if callable_tools is not None else None,
         with_tokens=job.n_logprobs is not None,
         one_call=not job.parallel_calls,
+        follow_up=partial(next_prompt, job=job) if job.n == 1 else None,
     )
+
+
+def next_prompt(tools: TextTools, answer: Answer, *, job: ChatJob) -> IdlePrompt | None:
+    """What the next turn's prompt begins with: the conversation and this answer, rendered as a client sends it back.
+
+    A message that stands for the client's next one is rendered behind it and cut off again, so that the template treats the answer
+    as history. None when the template has no place that can be recognised.
+    """
+    options = _template_options(chat_template(tools), job)
+    said: dict[str, Any] = {"role": "assistant", "content": answer.text}
+    if answer.reasoning:
+        said["reasoning_content"] = answer.reasoning
+    following: dict[str, Any] = {"role": "user", "content": "x"}
+    if answer.calls:
+        said["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.text}}
+            for call in answer.calls
+        ]
+        following = {"role": "tool", "content": "x", "tool_call_id": answer.calls[0].id}
+    messages = _with_arguments(chat_template(tools), [*job.messages, said, following])
+    request = tools.prompts.build(**{**options, "messages": messages})
+    if len(request.cuts) < 2:
+        return None
+    end = request.cuts[-2]
+    return IdlePrompt(request.prompt[:end], tuple(cut for cut in request.cuts if cut < end))
 
 
 def render_tokens(tools: TextTools, job: ChatJob) -> tuple[int, ...]:

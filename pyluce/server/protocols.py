@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from pyluce.engine import GenerationRequest
+from pyluce.engine import GenerationRequest, IdlePrompt
 from pyluce.engine.constraint import ConstraintCompiler
 from pyluce.engine.stats import EngineStats
 from pyluce.engine.ticket import Message
@@ -56,6 +56,9 @@ class Service(Protocol):
 
     def submit(self, request: GenerationRequest) -> TicketLike:
         """Queue a request. Raises RequestError, QueueFullError or EngineError before any work."""
+
+    def warm(self, prompt: IdlePrompt) -> None:
+        """Have a prompt computed while the engine is idle."""
 
     def stats(self) -> EngineStats:
         """What the engine published last."""

@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from pyluce.engine import Event, FinishEvent, GenerationRequest, Timings, TokenEvent
+from pyluce.engine import Event, FinishEvent, GenerationRequest, IdlePrompt, Timings, TokenEvent
+from pyluce.server.protocols import TextTools
 from pyluce.text import tools
 from pyluce.text.tools import ToolEvent, ToolStream
 
@@ -197,12 +198,16 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What will be generated for one HTTP request: `choices` requests of the engine, in the order of the answer's choices."""
+    """What will be generated for one HTTP request: `choices` requests of the engine, in the order of the answer's choices.
+
+    `follow_up` makes of a complete answer what the conversation's next prompt will begin with.
+    """
 
     choices: tuple[GenerationRequest, ...]
     new_tool_stream: Callable[[], ToolStream] | None = None
     with_tokens: bool = False
     one_call: bool = False
+    follow_up: Callable[[TextTools, Answer], IdlePrompt | None] | None = None
 
     def readers(self) -> list[Reader]:
         """A reader for each choice."""

@@ -1,7 +1,8 @@
 """Where the turns of a rendered conversation begin: the places where its prompt is cut, so that states can be kept there.
 
 The places depend on the prompt's own tokens only, and a longer conversation has those of a shorter one as its first: the
-start of every reply (the header that the template writes to open one), and the end of the first message.
+start of every reply (the header that the template writes to open one), its end where another message follows, and the
+end of the first message.
 """
 
 from __future__ import annotations
@@ -26,10 +27,15 @@ def reply_marker(template: ChatTemplate, encode: Callable[[RenderedPrompt], Sequ
 
 
 def turn_starts(tokens: Sequence[int], marker: tuple[int, ...]) -> tuple[int, ...]:
-    """Positions within the prompt where a reply begins, and where the first message ends; ascending, 0 left out."""
+    """Positions where a reply begins or ends, and where the first message ends; ascending, within the prompt."""
     if not marker:
         return ()
     first, second = marker
     starts = [i for i, token in enumerate(tokens) if token == first]
-    replies = {i for i in starts if i + 1 < len(tokens) and tokens[i + 1] == second}
-    return tuple(sorted({i for i in (*replies, *starts[1:2]) if i > 0}))
+    found = set(starts[1:2])
+    for i, following in zip(starts, [*starts[1:], None], strict=True):
+        if i + 1 < len(tokens) and tokens[i + 1] == second:
+            found.add(i)
+            if following is not None:
+                found.add(following)
+    return tuple(sorted(found - {0}))
