@@ -129,7 +129,7 @@ def test_ctrl_c_stops_an_answer_and_ctrl_d_ends(server: Server) -> None:
         terminal.say("</think>next one")
         terminal.wait_for(r"next one\r\n> ")
         terminal.process.send_signal(signal.SIGINT)
-        terminal.wait_for(r"\(Ctrl-D ends\)")
+        terminal.wait_for(r"\(Ctrl-D ends\)\r\n> $")
         terminal.write("\x04")
         assert terminal.process.wait(30) == 0
 
