@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -61,15 +61,28 @@ def choose_context(max_ctx: int | None, n_ctx_train: int) -> int:
     return min(DEFAULT_MAX_CTX, n_ctx_train) if n_ctx_train > 0 else DEFAULT_MAX_CTX
 
 
-def _open(path: Path, options: LoadOptions, report: Progress) -> tuple[BatchCore[SequenceState], LoadedModel]:
-    threads = options.threads or available_cpus()
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """A model that was just loaded. `warnings` are for the user."""
+
+    runner: TrunkRunner
+    n_ctx: int
+    budget_bytes: int
+    warnings: list[str]
+
+
+def open_runner(path: Path, options: LoadOptions, report: Progress) -> OpenedModel:
+    """Load weights and state, sized for the memory that is free now: at the start, and again after a park.
+
+    Raises OptionError, ModelError or NativeError, with nothing left behind.
+    """
     with open_model(path) as model_file:
         n_ctx = choose_context(options.max_ctx, model_file.hparams.n_ctx_train)
         warnings = list(model_file.warnings)
         runner_options = RunnerOptions(
             n_ctx=n_ctx,
             n_slots=options.max_concurrency,
-            n_threads=threads,
+            n_threads=options.threads or available_cpus(),
             kv_type=options.kv_type,
             max_rollback=0,
             chunk_tokens=options.chunk,
@@ -87,8 +100,13 @@ def _open(path: Path, options: LoadOptions, report: Progress) -> tuple[BatchCore
             check_state_fits(h, runner_options.state(h))
         except StateMemoryError as error:
             raise OptionError(str(error)) from error
+    return OpenedModel(TrunkRunner(path, runner_options, report), n_ctx, budget_bytes, warnings)
+
+
+def _open(path: Path, options: LoadOptions, report: Progress) -> tuple[BatchCore[SequenceState], LoadedModel]:
     with ExitStack() as stack:
-        runner = TrunkRunner(path, runner_options, report)
+        opened = open_runner(path, options, report)
+        runner, n_ctx, warnings = opened.runner, opened.n_ctx, opened.warnings
         stack.callback(runner.close)
         hparams = runner.hparams
         vocabulary = Vocabulary(runner.model.path)
@@ -110,7 +128,7 @@ def _open(path: Path, options: LoadOptions, report: Progress) -> tuple[BatchCore
             n_vocab=hparams.n_vocab,
             n_layer=hparams.n_layer,
             size_bytes=runner.model.size_bytes,
-            threads=threads,
+            threads=runner.options.n_threads,
             warnings=tuple(warnings),
         )
         new_chain = partial(SamplerChain, hparams.n_vocab)
@@ -122,7 +140,7 @@ def _open(path: Path, options: LoadOptions, report: Progress) -> tuple[BatchCore
             n_slots=options.max_concurrency,
             max_queue=options.max_queue,
             prefill_share=options.prefill_share,
-            store=runner.store if budget_bytes else None,
+            store=runner.store if opened.budget_bytes else None,
             idle_prefill=options.idle_prefill,
         )
         owners.enter_context(stack.pop_all())
