@@ -139,8 +139,9 @@ def show(states: list[BackendState], model: Path | None) -> None:
             click.echo(f"  CPU features: {', '.join(features) or 'none reported'}")
     rows = [
         (
-            f"{device['name']} ({state.name})",
+            f"{device.get('device') or device['name']} ({state.name})",
             device["description"],
+            device.get("architecture") or "-",
             device["kind"],
             f"{device['memory_free_bytes'] / GIB:.1f} of {device['memory_total_bytes'] / GIB:.1f} GiB free",
         )
@@ -148,13 +149,13 @@ def show(states: list[BackendState], model: Path | None) -> None:
         for device in state.result.get("devices", [])
     ]
     if console.is_terminal and rows:
-        table = Table("device", "description", "kind", "memory")
+        table = Table("device", "description", "architecture", "kind", "memory")
         for row in rows:
             table.add_row(*row)
         console.print(table)
     else:
         for row in rows:
-            click.echo("device: " + ", ".join(row))
+            click.echo("device: " + ", ".join(part for part in row if part != "-"))
     click.echo(f"default model: {f'{model}, {model.stat().st_size / (1 << 20):.1f} MiB' if model else 'missing'}")
     for note in missing(states, model):
         click.echo(f"missing: {note}")

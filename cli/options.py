@@ -70,11 +70,20 @@ _ENGINE = (
         help=f"Tokens of prompt and answer together.  [default: {DEFAULT_MAX_CTX}, or what the model was trained for]",
     ),
     click.option(
+        "--device",
+        default=_LOAD.device,
+        show_default=True,
+        metavar="cpu|cuda:N|hip:N",
+        envvar="LUCE_DEVICE",
+        show_envvar=True,
+        help="Where the model runs; `luce doctor` lists what there is.",
+    ),
+    click.option(
         "--threads",
         type=click.IntRange(1, MAX_THREADS),
         envvar="LUCE_THREADS",
         show_envvar=True,
-        help="CPU threads.  [default: the CPUs that this process may use]",
+        help="CPU threads; not with a GPU.  [default: the CPUs that this process may use]",
     ),
     click.option(
         "--kv-type",
@@ -226,6 +235,7 @@ def engine_options(command: Command) -> Command:
         *,
         model: Path | None,
         max_ctx: int | None,
+        device: str,
         threads: int | None,
         kv_type: str,
         chunk: int,
@@ -243,6 +253,7 @@ def engine_options(command: Command) -> Command:
         try:
             load = LoadOptions(
                 max_ctx=max_ctx,
+                device=device,
                 threads=threads,
                 kv_type=kv_type,
                 chunk=chunk,

@@ -8,17 +8,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import psutil
-
 from pyluce.engine import BatchCore, Engine, Resources
 from pyluce.graph import RunnerOptions, TrunkRunner
 from pyluce.luce import LoadedModel, ModelInfo, Progress
+from pyluce.native.devices import device_memory
 from pyluce.native.sampler import SamplerChain
 from pyluce.native.vocabulary import Vocabulary
 from pyluce.options import DEFAULT_MAX_CTX, DEFAULT_MODEL, LoadOptions, OptionError, available_cpus
 from pyluce.state import SequenceState, StateMemoryError, automatic_budget, check_state_fits
+from pyluce.state.memory import available_bytes
 from pyluce.text import ChatTemplate, Tokenizer
-from pyluce.weights import ModelError, open_model
+from pyluce.weights import ModelError, ModelFile, open_model
+from pyluce.weights.placement import device_tensors
 
 
 def load_engine(path: Path, options: LoadOptions, progress: Progress | None) -> tuple[Engine, LoadedModel]:
@@ -61,6 +62,17 @@ def choose_context(max_ctx: int | None, n_ctx_train: int) -> int:
     return min(DEFAULT_MAX_CTX, n_ctx_train) if n_ctx_train > 0 else DEFAULT_MAX_CTX
 
 
+def weight_bytes(model_file: ModelFile, device: str, available: int) -> int:
+    """Bytes of the weights on a GPU. Raises OptionError when they are more than `available`."""
+    needed = sum(info.nbytes for info in device_tensors(model_file))
+    if needed > available:
+        raise OptionError(
+            f"device: the weights take {needed / 2**30:.2f} GiB, found {available / 2**30:.2f} GiB free on {device}; "
+            "choose another device, or a model with smaller weights"
+        )
+    return needed
+
+
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
     """A model that was just loaded. `warnings` are for the user."""
@@ -82,22 +94,27 @@ def open_runner(path: Path, options: LoadOptions, report: Progress) -> OpenedMod
         runner_options = RunnerOptions(
             n_ctx=n_ctx,
             n_slots=options.max_concurrency,
-            n_threads=options.threads or available_cpus(),
+            n_threads=(options.threads or available_cpus()) if options.device == "cpu" else 1,
             kv_type=options.kv_type,
             max_rollback=0,
             chunk_tokens=options.chunk,
             repack=options.repack,
+            device=options.device,
         )
         h = model_file.hparams
+        if options.device == "cpu":
+            available = available_bytes()
+        else:
+            free, _ = device_memory(options.device)
+            available = free - weight_bytes(model_file, options.device, free)
         budget = options.prefix_cache_mib
         if budget is None:
-            available = psutil.virtual_memory().available
             budget_bytes = automatic_budget(h, runner_options.state(h), available)
         else:
             budget_bytes = budget << 20
         runner_options = replace(runner_options, prefix_cache_bytes=budget_bytes)
         try:
-            check_state_fits(h, runner_options.state(h))
+            check_state_fits(h, runner_options.state(h), available)
         except StateMemoryError as error:
             raise OptionError(str(error)) from error
     return OpenedModel(TrunkRunner(path, runner_options, report), n_ctx, budget_bytes, warnings)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 DEFAULT_MAX_CTX: Final = 8192
 KV_TYPES: Final = ("f16", "f32")
+DEVICE_NAME: Final = re.compile(r"cpu|(cuda|hip):[0-9]{1,3}")
 MAX_CTX_LIMIT: Final = (1 << 24) - 1
 MAX_THREADS: Final = 512
 CHUNK_UNIT: Final = 16
@@ -27,16 +29,17 @@ class LoadOptions:
     """How to load and run a model.
 
     * max_ctx: tokens that a sequence may hold; None is 8192, or what the model was trained for if that is less.
-    * threads: CPU threads; None is what this process may use (`available_cpus`).
+    * device: where the model runs: "cpu", "cuda:N" (NVIDIA) or "hip:N" (AMD), N counting from 0.
+    * threads: CPU threads; None is what this process may use (`available_cpus`). None with a GPU.
     * kv_type: "f16" or "f32", the type of attention keys and values.
     * chunk: prompt tokens computed at once, a multiple of 16.
-    * repack: keep matrices a second time in the layout that this CPU multiplies fastest.
+    * repack: keep matrices a second time in the layout that this CPU multiplies fastest (on a GPU nothing is repacked).
     * chat_template: a template to use instead of the file's.
     * max_concurrency: requests computed at once, 1 to 64; their state is allocated at the start.
     * max_queue: requests that may wait for a slot; the next one is refused.
     * prefill_share: how much of the time prompts may take while other requests decode, 0 to 1. With 0 they wait until nobody decodes.
-    * prefix_cache_mib: memory for the states of prompts, so that prompts that begin alike are computed once; None: room for three
-      full contexts, at most a quarter of the memory that is free; 0 keeps nothing.
+    * prefix_cache_mib: memory for the states of prompts, so that prompts that begin alike are computed once, half of it the
+      device's; None: room for three full contexts, at most a quarter of the memory that is free; 0 keeps nothing.
     * idle_prefill: while nobody waits, compute what the next turn of a conversation will begin with (needs the prefix cache).
 
     Raises OptionError naming the option.
@@ -53,8 +56,13 @@ class LoadOptions:
     prefill_share: float = 0.75  # docs/measurements.md
     prefix_cache_mib: int | None = None
     idle_prefill: bool = True
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
+        if DEVICE_NAME.fullmatch(self.device) is None:
+            raise OptionError(f"device: expected cpu, cuda:N or hip:N, found {self.device!r}")
+        if self.device != "cpu" and self.threads is not None:
+            raise OptionError(f"threads: expected none with the device {self.device}, found {self.threads}")
         if self.max_ctx is not None:
             _check_integer("max_ctx", self.max_ctx, 1, MAX_CTX_LIMIT)
         if self.threads is not None:

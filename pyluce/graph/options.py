@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from pyluce.native.devices import parse_device
 from pyluce.state.layout import KV_TYPES, StateOptions
 from pyluce.state.store import cache_pages
 
@@ -32,6 +33,7 @@ def default_threads() -> int:
 class RunnerOptions:
     """Options of a `TrunkRunner`.
 
+    device: "cpu", "cuda:N" or "hip:N"; a GPU takes no `n_threads` beyond 1, and `repack` is the CPU's.
     n_ctx: tokens a sequence may hold. n_slots: sequences at once. kv_type: "f16" or "f32". max_rollback: tokens that
     can be taken back without prefilling again. chunk_tokens: rows of a full prefill chunk, a multiple of 16; chunks are
     cut at its multiples. repack: keep matrices in the CPU's own layout (a copy in memory, faster prefill). debug_fault
@@ -48,8 +50,15 @@ class RunnerOptions:
     repack: bool = True
     prefix_cache_bytes: int = 0
     debug_fault: str | None = None
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
+        try:
+            backend, _ = parse_device(self.device)
+        except ValueError as error:
+            raise ValueError(f"device: {error}") from None
+        if backend != "cpu" and self.n_threads != 1:
+            raise ValueError(f"n_threads: expected 1 with the device {self.device}, found {self.n_threads}")
         self._between("n_ctx", self.n_ctx, 1, MAX_CTX - 1)
         self._between("n_slots", self.n_slots, 1, MAX_SLOTS)
         self._between("n_threads", self.n_threads, 1, 512)

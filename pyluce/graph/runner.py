@@ -24,6 +24,7 @@ from pyluce.graph.options import RunnerOptions
 from pyluce.graph.trunk import GraphKey, StepGraph
 from pyluce.native import load_libraries
 from pyluce.native.backend import Backend, GraphAllocator
+from pyluce.native.devices import parse_device
 from pyluce.native.errors import NativeError
 from pyluce.native.ggml_backend import ggml_backend_buft_is_host
 from pyluce.native.luce import Fault, Phase
@@ -68,7 +69,7 @@ class TrunkRunner:
         self._guard = ThreadGuard("TrunkRunner")
         self._graphs: OrderedDict[GraphKey, StepGraph] = OrderedDict()
         self._closers: list[Closable] = []
-        load_libraries()
+        load_libraries(parse_device(self.options.device)[0])
         try:
             self._load(model_path, progress)
         except BaseException:
@@ -79,7 +80,7 @@ class TrunkRunner:
         o, fault = self.options, self.options.debug_fault
         self.model = self._owned(open_model(model_path, progress))
         h = self.model.hparams
-        self._backend = self._owned(Backend("cpu", o.n_threads))
+        self._backend = self._owned(Backend(o.device, o.n_threads))
         self._placed = self._owned(place_weights(self.model, self._backend, repack=o.repack, progress=progress))
         self._weights = self._owned(TrunkWeights(self.model, self._placed, self._backend))
         self._pool = self._owned(StatePool(self._backend, h, o.state(h)))

@@ -65,15 +65,18 @@ class ModelFile:
     def read(self, info: TensorInfo) -> npt.NDArray[np.uint8]:
         """A copy of the tensor's bytes, read from the file (not through the map)."""
         out = np.empty(info.nbytes, np.uint8)
-        shard, done = self.shards[info.shard], 0
-        while done < info.nbytes:
-            got = os.pread(shard.fd, min(info.nbytes - done, 1 << 30), info.offset + done)
-            if not got:
-                found = f"{done}: the file was truncated after it was opened"
-                refuse(shard.path, f"data of {info.name}", expected=f"{info.nbytes} bytes", found=found)
-            out[done : done + len(got)] = np.frombuffer(got, np.uint8)
-            done += len(got)
+        self.read_into(info, out)
         return out
+
+    def read_into(self, info: TensorInfo, out: npt.NDArray[np.uint8], offset: int = 0) -> None:
+        """Fill `out` with the tensor's bytes from `offset` on, read from the file. Safe from any thread."""
+        shard, done = self.shards[info.shard], 0
+        while done < out.nbytes:
+            got = os.preadv(shard.fd, [out.data[done : done + (1 << 30)]], info.offset + offset + done)
+            if not got:
+                found = f"{offset + done}: the file was truncated after it was opened"
+                refuse(shard.path, f"data of {info.name}", expected=f"{info.nbytes} bytes", found=found)
+            done += got
 
     def close(self) -> None:
         """Unmap and close every shard. Idempotent."""
