@@ -116,10 +116,20 @@ class TrunkWeights:
             None,
         )
         self.output = weights.get("output.weight") or weights.tensor("token_embd.weight")
-        self.buffer = BackendBuffer.for_arena(self.arena, backend.buffer_type) if self._pending else None
+        self.buffer = self._fill(backend)
+
+    def _fill(self, backend: Backend) -> BackendBuffer | None:
+        """Give the derived tensors memory and their values."""
+        buffer = BackendBuffer.for_arena(self.arena, backend.buffer_type) if self._pending else None
         for tensor, values in self._pending:
             tensor_set(tensor, values)
         self._pending.clear()
+        return buffer
+
+    @property
+    def derived_bytes(self) -> int:
+        """Bytes of the derived tensors' buffer."""
+        return self.buffer.n_bytes if self.buffer is not None else 0
 
     def _layer(self, h: HParams, i: int) -> LayerWeights:
         b = f"blk.{i}."

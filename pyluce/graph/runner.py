@@ -17,7 +17,7 @@ from typing import Final, Literal, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pyluce.graph.chunks import chunk_bounds, pad_rows
+from pyluce.graph.chunks import chunk_bounds, pad_rows, span_blocks
 from pyluce.graph.inputs import InputWriter
 from pyluce.graph.layers import TrunkWeights
 from pyluce.graph.options import RunnerOptions
@@ -31,7 +31,6 @@ from pyluce.native.luce import Fault, Phase
 from pyluce.native.tensors import tensor_get
 from pyluce.native.thread import ThreadGuard
 from pyluce.state import SequenceState, SnapshotStore, StatePool
-from pyluce.state.pages import PAGE_TOKENS
 from pyluce.weights import HParams, PleTable, open_model, place_weights
 from pyluce.weights.model_file import Progress
 
@@ -39,7 +38,6 @@ Logits = npt.NDArray[np.float32]
 Want = Literal["none", "last", "all"]
 
 RETAINED_GRAPHS: Final = 32
-SMALLEST_SPAN: Final = 256  # blocks
 
 _FAULTS = {
     "nan_leak": Fault.NAN_LEAK,
@@ -198,13 +196,8 @@ class TrunkRunner:
         return logits
 
     def _span(self, n_tokens: int) -> int:
-        """Bound on the blocks that a row sees: a power of two, so that few graphs serve all lengths."""
-        ratio = self.hparams.compress_ratio
-        limit = self._pool.pages_per_slot * (PAGE_TOKENS // ratio)
-        span = SMALLEST_SPAN
-        while span * ratio < n_tokens:
-            span *= 2
-        return min(span, limit)
+        """See `span_blocks`."""
+        return span_blocks(self.hparams, self._pool.pages_per_slot, n_tokens)
 
     def _graph(self, key: GraphKey) -> StepGraph:
         graph = self._graphs.get(key)

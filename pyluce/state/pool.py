@@ -62,8 +62,12 @@ class StatePool:
                 self.ple = tensor
             else:
                 self.pages = tensor
-        self.buffer = BackendBuffer.for_arena(self.arena, backend.buffer_type)
-        self.buffer.clear(0)
+        self.buffer = self._allocate(backend)
+
+    def _allocate(self, backend: Backend) -> BackendBuffer:
+        buffer = BackendBuffer.for_arena(self.arena, backend.buffer_type)
+        buffer.clear(0)
+        return buffer
 
     def _new(self, part: StatePart) -> int:
         return self.arena.new_tensor(part.type, part.ne, part.name)
@@ -126,6 +130,43 @@ class StatePool:
         """Bytes of one page in all full-attention layers."""
         tensors = [t for part in (self.k, self.v, self.raw, self.pooled) for t in part.values()]
         return sum(ggml_nbytes(t) // self.allocator.n_pages for t in tensors)
+
+    def _paged(self) -> Iterator[int]:
+        for part in (self.k, self.v, self.raw, self.pooled):
+            yield from part.values()
+
+    def page_parts(self) -> tuple[tuple[str, int], ...]:
+        """Names and bytes of what a page consists of, in the order of `read_page`."""
+        return tuple((_name(t), ggml_nbytes(t) // self.allocator.n_pages) for t in self._paged())
+
+    def recurrent_parts(self, length: int) -> tuple[tuple[str, int], ...]:
+        """Names and bytes of what `capture` holds, in its order."""
+        sizes: dict[str, int] = {}
+        for tensor, _, size in self._recurrent_pieces(0, length):
+            sizes[_name(tensor)] = sizes.get(_name(tensor), 0) + size
+        return tuple(sizes.items())
+
+    def read_page(self, page: int, out: npt.NDArray[np.uint8], n_tokens: int = PAGE_TOKENS) -> None:
+        """Copy a page into out [page_bytes]; rows beyond its first `n_tokens` tokens become zero."""
+        at = 0
+        for tensor in self._paged():
+            size = ggml_nbytes(tensor) // self.allocator.n_pages
+            n_rows = tensor_struct(tensor).ne[1] // self.allocator.n_pages
+            used = size // n_rows * (n_tokens * n_rows // PAGE_TOKENS)
+            if used:
+                ggml_backend_tensor_get(tensor, out.ctypes.data + at, page * size, used)
+            out[at + used : at + size] = 0
+            at += size
+
+    def write_page(self, page: int, data: npt.NDArray[np.uint8]) -> None:
+        """Put what `read_page` read into any page. ValueError when it has another size."""
+        if data.nbytes != self.page_bytes:
+            raise ValueError(f"expected {self.page_bytes} bytes of a page, found {data.nbytes}")
+        at = 0
+        for tensor in self._paged():
+            size = ggml_nbytes(tensor) // self.allocator.n_pages
+            ggml_backend_tensor_set(tensor, data.ctypes.data + at, page * size, size)
+            at += size
 
     def _recurrent_pieces(self, slot: int, length: int) -> Iterator[tuple[int, int, int]]:
         """(tensor, offset, bytes) of what a sequence of `length` tokens in this slot still needs of its recurrent parts.
@@ -215,3 +256,7 @@ class StatePool:
         """Free the buffer. Idempotent."""
         self.buffer.close()
         self.arena.close()
+
+
+def _name(tensor: int) -> str:
+    return bytes(tensor_struct(tensor).name).rstrip(b"\0").decode()

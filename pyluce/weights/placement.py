@@ -97,8 +97,8 @@ def place_weights(
     if copy if copy is not None else not backend.is_cpu:
         return _copied(model_file, backend, progress)
     wanted = [t for t in model_file.tensors.values() if t.name != PLE_TABLE]
-    repack_type = cpu_repack_buffer_type() if repack else None
-    repacked = [] if repack_type is None else _repackable(wanted, model_file, backend, repack_type)
+    n_used = model_file.hparams.n_expert_used
+    repack_type, repacked = repacked_tensors(wanted, n_used, backend) if repack else (None, [])
     names = {t.name for t in repacked}
     mapped = [t for t in wanted if t.name not in names]
 
@@ -184,8 +184,16 @@ def _copy(model_file: ModelFile, infos: list[TensorInfo], tensors: dict[str, int
             progress("weights", done, total)
 
 
-def _repackable(infos: list[TensorInfo], model_file: ModelFile, backend: Backend, repack_type: int) -> list[TensorInfo]:
-    """The matrices that ggml multiplies by in the repacked layout; asked once for each type and shape."""
+def repacked_tensors(
+    infos: list[TensorInfo], n_expert_used: int, backend: Backend
+) -> tuple[int | None, list[TensorInfo]]:
+    """The buffer type of the CPU's own layout (None: it has none), and the matrices that ggml multiplies by in it.
+
+    Asked once for each type and shape.
+    """
+    repack_type = cpu_repack_buffer_type()
+    if repack_type is None:
+        return None, []
     answers: dict[tuple[int, tuple[int, ...]], bool] = {}
     chosen = []
     for info in infos:
@@ -193,10 +201,10 @@ def _repackable(infos: list[TensorInfo], model_file: ModelFile, backend: Backend
             continue
         key = (info.type_id, info.ne)
         if key not in answers:
-            answers[key] = _has_repacked_product(info, model_file.hparams.n_expert_used, backend, repack_type)
+            answers[key] = _has_repacked_product(info, n_expert_used, backend, repack_type)
         if answers[key]:
             chosen.append(info)
-    return chosen
+    return repack_type, chosen
 
 
 def _has_repacked_product(info: TensorInfo, n_used: int, backend: Backend, repack_type: int) -> bool:
