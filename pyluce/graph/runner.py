@@ -208,6 +208,12 @@ class TrunkRunner:
             graph = StepGraph(
                 key, self.hparams, self._weights, self._pool, _FAULTS.get(fault or "", Fault.NONE), matmul_phase
             )
+            if not self._backend.is_cpu:
+                try:
+                    self._backend.check_supports(graph.graph)
+                except BaseException:
+                    graph.close()
+                    raise
             self._graphs[key] = graph
             while len(self._graphs) > RETAINED_GRAPHS:
                 self._drop_graph(next(iter(self._graphs)))

@@ -9,12 +9,12 @@ from typing import Any
 from pyluce.native import callbacks, ggml, log
 from pyluce.native import ggml_backend as api
 from pyluce.native.devices import find_device, parse_device
-from pyluce.native.errors import NativeError
+from pyluce.native.errors import NativeError, UnsupportedOpError
 from pyluce.native.ggml_backend import BackendBufferUsage, BackendDevType
 from pyluce.native.library import load_libraries
 from pyluce.native.owner import Owner
 from pyluce.native.structs import ABORT_CALLBACK, GGML_MAX_N_THREADS, GGMLStatus
-from pyluce.native.tensors import Graph, TensorArena
+from pyluce.native.tensors import Graph, TensorArena, describe_op
 
 
 class Backend(Owner):
@@ -108,6 +108,17 @@ class Backend(Owner):
     def supports(self, tensor: int) -> bool:
         """Whether the device can compute this op with its sources where they are."""
         return api.ggml_backend_dev_supports_op(self.device, tensor)
+
+    def check_supports(self, graph: Graph) -> None:
+        """Raise UnsupportedOpError, naming the first op with its operands, unless the device computes every node of the graph.
+
+        ggml itself would stop the process. Operands must be where they will be when it is computed.
+        """
+        for node in graph.nodes():
+            if not self.supports(node):
+                raise UnsupportedOpError(
+                    f"expected ops that the device {self.name} computes, found {describe_op(node)}", log.take()
+                )
 
     def compute(self, graph: Graph) -> None:
         """Compute a graph whose tensors have memory. Raises NativeError with the status and the log tail on failure."""

@@ -26,10 +26,6 @@ Array = npt.NDArray[Any]
 Build = Callable[[int, dict[str, int]], int | None]
 
 
-class UnsupportedError(RuntimeError):
-    """The device does not compute this node, by its own word."""
-
-
 @dataclass(frozen=True, slots=True)
 class Weight:
     """A matrix, or experts, of any ggml type: raw rows, numpy shape [..., row_bytes], of `width` values each."""
@@ -73,7 +69,7 @@ class OpBench:
     def run(self, build: Build, dtype: Any = np.float32) -> Array:
         """Compute the node that `build(ctx, tensors)` returns; its values in numpy order, four axes.
 
-        AssertionError when the constructor refuses its operands, UnsupportedError when the device does not compute the node.
+        AssertionError when the constructor refuses its operands, UnsupportedOpError when the device does not compute the node.
         """
         with TensorArena.for_counts(MAX_NODES, MAX_NODES) as arena:
             node = build(arena.ptr, self.tensors)
@@ -82,9 +78,7 @@ class OpBench:
             ggml_set_output(node)
             graph = Graph(arena, MAX_NODES)
             graph.expand(node)
-            for part in graph.nodes():
-                if not self.backend.supports(part):
-                    raise UnsupportedError(f"the device {self.backend.name} does not compute this node")
+            self.backend.check_supports(graph)
             with GraphAllocator(self.backend) as allocator:
                 allocator.alloc(graph)
                 self.backend.compute(graph)
