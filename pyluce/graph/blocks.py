@@ -66,16 +66,18 @@ def attention(
     n_block_max: int,
 ) -> int:
     """Gated sparse attention [H, T] of x [H, T]; appends K, V and indexer keys, pools completed blocks."""
-    d, eps, ratio = h.head_dim, h.rms_eps, h.compress_ratio
+    eps, ratio, index = h.rms_eps, h.compress_ratio, w.indexer
+    if index is None:
+        raise ValueError(f"layer {layer} has no indexer weights")
     handle = g.made(
         luce.ggml_luce_qsa_pool(
-            g.ctx, g.mul_mat(w.index_k, x), w.index_k_norm, step.block_rope, pool.raw[layer], pool.pooled[layer],
+            g.ctx, g.mul_mat(index.k, x), index.k_norm, step.block_rope, pool.raw[layer], pool.pooled[layer],
             pool.pages, step.rows, ratio, eps,
         ),
         "qsa_pool",
     )  # fmt: skip
     index_q = luce.ggml_luce_norm_rope(
-        g.ctx, g.mul_mat(w.index_q, x), w.index_q_norm, step.rope, h.indexer_heads, h.indexer_dim, eps
+        g.ctx, g.mul_mat(index.q, x), index.q_norm, step.rope, h.indexer_heads, h.indexer_dim, eps
     )
     selected = g.made(
         luce.ggml_luce_qsa_select(
@@ -84,20 +86,62 @@ def attention(
         ),
         "qsa_select",
     )  # fmt: skip
+    keys, values = append_keys(g, h, w, pool, layer, x, step.rope, step.cells, n_rows)
+    return attend(g, h, w, x, keys, values, selected, ratio, step.rope, pool.pages, step.rows, n_rows)
 
+
+def append_keys(
+    g: GraphScope,
+    h: HParams,
+    w: AttentionWeights,
+    pool: StatePool,
+    layer: int,
+    x: int,
+    rope: int,
+    cells: int,
+    n_rows: int,
+) -> tuple[int, int]:
+    """The layer's K and V pools with the rows of x [H, T] written into `cells`."""
+    k = luce.ggml_luce_norm_rope(g.ctx, g.mul_mat(w.k, x), w.k_norm, rope, h.n_head_kv, h.head_dim, h.rms_eps)
+    rows = ggml.ggml_reshape_2d(g.ctx, g.made(k, "norm_rope"), h.head_dim * h.n_head_kv, n_rows)
+    keys = ggml.ggml_set_rows(g.ctx, pool.k[layer], rows, cells)
+    return keys, ggml.ggml_set_rows(g.ctx, pool.v[layer], g.mul_mat(w.v, x), cells)
+
+
+def attend(
+    g: GraphScope,
+    h: HParams,
+    w: AttentionWeights,
+    x: int,
+    keys: int,
+    values: int,
+    selected: int,
+    ratio: int,
+    rope: int,
+    pages: int,
+    rows: int,
+    n_rows: int,
+) -> int:
+    """Gated attention [H, T] of x [H, T] over the selected blocks of `ratio` tokens and the tail of the incomplete one."""
+    d = h.head_dim
     q_gate = g.mul_mat(w.q, x)
-    q = g.made(luce.ggml_luce_norm_rope(g.ctx, q_gate, w.q_norm, step.rope, h.n_head, 2 * d, eps), "norm_rope")
-    k = g.made(
-        luce.ggml_luce_norm_rope(g.ctx, g.mul_mat(w.k, x), w.k_norm, step.rope, h.n_head_kv, d, eps), "norm_rope"
-    )
-    kv_width = d * h.n_head_kv
-    keys = ggml.ggml_set_rows(g.ctx, pool.k[layer], ggml.ggml_reshape_2d(g.ctx, k, kv_width, n_rows), step.cells)
-    values = ggml.ggml_set_rows(g.ctx, pool.v[layer], g.mul_mat(w.v, x), step.cells)
+    q = g.made(luce.ggml_luce_norm_rope(g.ctx, q_gate, w.q_norm, rope, h.n_head, 2 * d, h.rms_eps), "norm_rope")
     gate = ggml.ggml_view_2d(g.ctx, q_gate, 2 * d * h.n_head - d, n_rows, 2 * d * h.n_head * 4, d * 4)
     attended = luce.ggml_luce_qsa_attn(
-        g.ctx, q, keys, values, selected, gate, pool.pages, step.rows, ratio, 2 * d, d**-0.5, g.fault
+        g.ctx, q, keys, values, selected, gate, pages, rows, ratio, 2 * d, d**-0.5, g.fault
     )
     return g.mul_mat(w.out, g.made(attended, "qsa_attn"))
+
+
+def combine(
+    g: GraphScope, h: HParams, residual: int, out: int, inject: int | None, norm: int, n_rows: int
+) -> tuple[int, int]:
+    """The residual [S*H, T] with a block's output [H, T] injected, and its norm times `norm`."""
+    if inject is None:
+        raise ValueError("a layer's hyper-connection has no injection weights")
+    both = g.made(luce.ggml_luce_hc_combine(g.ctx, residual, out, inject, norm, h.rms_eps), "hc_combine")
+    width = h.hc_count * h.n_embd
+    return g.half(both, width, n_rows, 0), g.half(both, width, n_rows, 1)
 
 
 def ple(g: GraphScope, h: HParams, w: PleWeights, pool: StatePool, residual: int, step: StepInputs) -> int:

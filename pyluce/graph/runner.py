@@ -18,8 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pyluce.graph.chunks import chunk_bounds, pad_rows, span_blocks
+from pyluce.graph.drafting import Drafter
 from pyluce.graph.inputs import InputWriter
 from pyluce.graph.layers import TrunkWeights
+from pyluce.graph.mtp_inputs import MtpInputWriter
 from pyluce.graph.options import RunnerOptions
 from pyluce.graph.trunk import GraphKey, StepGraph
 from pyluce.native import load_libraries
@@ -67,6 +69,7 @@ class TrunkRunner:
         self._guard = ThreadGuard("TrunkRunner")
         self._graphs: OrderedDict[GraphKey, StepGraph] = OrderedDict()
         self._closers: list[Closable] = []
+        self._n_built = 0
         load_libraries(parse_device(self.options.device)[0])
         try:
             self._load(model_path, progress)
@@ -76,9 +79,11 @@ class TrunkRunner:
 
     def _load(self, model_path: str | os.PathLike[str], progress: Progress | None) -> None:
         o, fault = self.options, self.options.debug_fault
-        self.model = self._owned(open_model(model_path, progress))
+        self.model = self._owned(open_model(model_path, progress, draft=o.draft_path))
         h = self.model.hparams
         self._backend = self._owned(Backend(o.device, o.n_threads))
+        if o.mtp:
+            self.model.attach_draft(embedding=not self._backend.is_cpu)
         self._placed = self._owned(place_weights(self.model, self._backend, repack=o.repack, progress=progress))
         self._weights = self._owned(TrunkWeights(self.model, self._placed, self._backend))
         self._pool = self._owned(StatePool(self._backend, h, o.state(h)))
@@ -88,6 +93,13 @@ class TrunkRunner:
         self._allocator = self._owned(GraphAllocator(self._backend))
         on_host = ggml_backend_buft_is_host(self._backend.buffer_type)
         self._inputs = InputWriter(self.model, self._pool, self._ple, on_host, stale_ngram=fault == "stale_ngram")
+        self._drafter: Drafter | None = None
+        if self._weights.mtp is not None:
+            self._mtp_inputs = MtpInputWriter(h, self._pool, on_host, stale_keys=fault == "stale_mtp")
+            made = Drafter(
+                h, self._weights.mtp, self._pool, self._backend, self._mtp_inputs, _FAULTS.get(fault or "", Fault.NONE)
+            )
+            self._drafter = self._owned(made)
         # the largest graph first, so that graph memory does not grow (and retained graphs survive) later
         longest = min(o.chunk_tokens, pad_rows(o.n_ctx))
         self._graph(GraphKey(Phase.CHUNK, longest, pad_rows(1), self._span(o.n_ctx)))
@@ -168,6 +180,21 @@ class TrunkRunner:
         out[order] = logits
         return out
 
+    def draft(self, requests: Sequence[tuple[SequenceState, int, int]]) -> list[list[int]]:
+        """For each (sequence, its next token, how many drafts): tokens that may follow that one, by the model's draft head.
+
+        Lengths do not change. Raises ValueError without `RunnerOptions.mtp`, and for what does not fit.
+        """
+        self._guard.check()
+        if self._drafter is None:
+            raise ValueError("expected a runner with a draft head (mtp=True), found one without")
+        return self._drafter.draft(requests)
+
+    @property
+    def graphs_built(self) -> int:
+        """Graphs built so far; a step during which it rose is no measure of what a step costs."""
+        return self._n_built + (self._drafter.n_built if self._drafter is not None else 0)
+
     def _check_tokens(self, tokens: Sequence[int]) -> None:
         for i, token in enumerate(tokens):
             if not 0 <= token < self.vocab_size:
@@ -186,6 +213,8 @@ class TrunkRunner:
         )  # the head must not see how many rows are wanted either
         graph = self._graph(GraphKey(phase, padded, n_out_padded, self._span(furthest)))
         self._inputs.write(graph, groups, n_rows, n_out)
+        if graph.fill is not None:
+            self._mtp_inputs.write_fill(graph, groups, n_rows)
         graph.compute(self._backend)
         logits = None
         if graph.logits is not None:
@@ -215,6 +244,7 @@ class TrunkRunner:
                     graph.close()
                     raise
             self._graphs[key] = graph
+            self._n_built += 1
             while len(self._graphs) > RETAINED_GRAPHS:
                 self._drop_graph(next(iter(self._graphs)))
             epoch = self._allocator.epoch
@@ -232,6 +262,8 @@ class TrunkRunner:
     def _drop_graph(self, key: GraphKey) -> None:
         graph = self._graphs.pop(key)
         self._inputs.forget(graph)
+        if graph.fill is not None:
+            self._mtp_inputs.forget(graph)
         graph.close()
 
     def poison_free_state(self) -> None:
@@ -246,6 +278,7 @@ class TrunkRunner:
             "prefix_cache": self.store.report(),
             "graph_bytes": self._allocator.n_bytes,
             "graphs": len(self._graphs),
+            "draft": self._drafter.report() if self._drafter is not None else None,
             "ple_rows_read": self._ple.rows_read if self._ple is not None else 0,
         }
 

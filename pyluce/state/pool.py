@@ -43,6 +43,7 @@ class StatePool:
         self.raw: dict[int, int] = {}
         self.pooled: dict[int, int] = {}
         self.ple: int | None = None
+        self.hidden: int | None = None
 
         layout = state_layout(h, options)
         self.arena = TensorArena.for_counts(len(layout))
@@ -60,6 +61,8 @@ class StatePool:
                 by_layer[part.kind][part.layer] = tensor
             elif part.kind == "ple":
                 self.ple = tensor
+            elif part.kind == "hidden":
+                self.hidden = tensor
             else:
                 self.pages = tensor
         self.buffer = self._allocate(backend)
@@ -110,7 +113,7 @@ class StatePool:
     # moving state
 
     def _slot_parts(self) -> list[int]:
-        return [*self.gdn.values(), *self.conv.values(), *([self.ple] if self.ple is not None else [])]
+        return [*self.gdn.values(), *self.conv.values(), *(t for t in (self.ple, self.hidden) if t is not None)]
 
     def copy_slot(self, source: int, target: int) -> None:
         """Copy every recurrent part of one slot to another, on the device."""
@@ -184,6 +187,18 @@ class StatePool:
             ne = tensor_struct(tensor).ne
             for position in range(max(0, length - reach), length):
                 yield tensor, (slot * ne[1] + position % ne[1]) * ne[0] * 4, ne[0] * 4
+        if self.hidden is not None and length:
+            width = tensor_struct(self.hidden).ne[0] * 4
+            yield self.hidden, self.hidden_entry(slot, length - 1) * width, width
+
+    def hidden_entry(self, slot: int, position: int) -> int:
+        """Row of `hidden` that holds the trunk's residual after this position."""
+        ring = self.options.hidden_ring
+        return slot * (ring + 1) + position % ring
+
+    def hidden_scratch(self, slot: int) -> int:
+        """Row of `hidden` that nobody reads."""
+        return (slot + 1) * (self.options.hidden_ring + 1) - 1
 
     def capture(self, slot: int, length: int) -> npt.NDArray[np.uint8]:
         """A copy of the recurrent state of a sequence of `length` tokens, without a trace of its slot."""

@@ -41,7 +41,7 @@ def cache_pages(h: HParams, options: StateOptions, budget_bytes: int) -> int:
 
 def automatic_budget(h: HParams, options: StateOptions, available_bytes: int) -> int:
     """Room for three snapshots of a full context, at most a quarter of the memory that is available."""
-    full = pages_for(options.n_ctx) * page_bytes(h, options) + recurrent_bytes(h) + 4 * h.n_vocab
+    full = pages_for(options.n_ctx) * page_bytes(h, options) + recurrent_bytes(h, options) + 4 * h.n_vocab
     return min(2 * 3 * full, available_bytes // 4)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -16,7 +17,7 @@ from pyluce.weights.errors import ModelError, refuse
 from pyluce.weights.gguf_reader import MetaValue
 from pyluce.weights.hparams import HParams, read_hparams
 from pyluce.weights.shards import Shard, check_split, shard_paths
-from pyluce.weights.tensors import TensorInfo
+from pyluce.weights.tensors import DRAFT_EMBEDDING, DRAFT_OUTPUT, OUTPUT, TOKEN_EMBEDDING, TensorInfo
 from pyluce.weights.vocabulary_keys import check_vocabulary
 
 
@@ -67,6 +68,22 @@ class ModelFile:
         out = np.empty(info.nbytes, np.uint8)
         self.read_into(info, out)
         return out
+
+    def attach_draft(self, *, embedding: bool = False) -> None:
+        """Add the draft head's tensors to `tensors`, to be placed with the trunk's; those of its indexer are not used.
+
+        The head's own embedding and output, if it brings them, are called `DRAFT_EMBEDDING` and `DRAFT_OUTPUT`. `embedding`: name
+        the trunk's embedding so where it brings none, for a device on which the trunk has none. ModelError without a head.
+        """
+        if self.mtp.status is not MtpStatus.PRESENT:
+            refuse(self.path, "MTP block", expected="one", found=self.mtp.reason or "none")
+        own = {TOKEN_EMBEDDING: DRAFT_EMBEDDING, OUTPUT: DRAFT_OUTPUT}
+        for info in self.mtp.tensors.values():
+            if ".indexer." not in info.name:
+                name = own.get(info.name, info.name)
+                self.tensors[name] = replace(info, name=name)
+        if embedding and DRAFT_EMBEDDING not in self.tensors and OUTPUT in self.tensors:
+            self.tensors[DRAFT_EMBEDDING] = replace(self.tensors[TOKEN_EMBEDDING], name=DRAFT_EMBEDDING)
 
     def read_into(self, info: TensorInfo, out: npt.NDArray[np.uint8], offset: int = 0) -> None:
         """Fill `out` with the tensor's bytes from `offset` on, read from the file. Safe from any thread."""

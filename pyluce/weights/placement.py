@@ -18,7 +18,7 @@ from pyluce.native.ggml_backend import BackendBufferUsage
 from pyluce.native.structs import GGMLType
 from pyluce.native.tensors import TensorArena, tensor_set, tensor_struct
 from pyluce.weights.model_file import ModelFile, Progress
-from pyluce.weights.tensors import OUTPUT, PLE_TABLE, TOKEN_EMBEDDING, TensorInfo
+from pyluce.weights.tensors import DRAFT_EMBEDDING, OUTPUT, PLE_TABLE, TOKEN_EMBEDDING, TensorInfo
 from pyluce.weights.upload import upload
 
 PROBE_ROWS: Final = 512
@@ -197,7 +197,7 @@ def repacked_tensors(
     answers: dict[tuple[int, tuple[int, ...]], bool] = {}
     chosen = []
     for info in infos:
-        if info.name == TOKEN_EMBEDDING or len(info.ne) not in (2, 3):
+        if info.name in (TOKEN_EMBEDDING, DRAFT_EMBEDDING) or len(info.ne) not in (2, 3):
             continue
         key = (info.type_id, info.ne)
         if key not in answers:
