@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pyluce.engine import BatchCore, Engine, Resources
 from pyluce.graph import RunnerOptions, TrunkRunner
+from pyluce.keeping import lock_cache_dir, open_cache_dir
 from pyluce.luce import LoadedModel, ModelInfo, Progress
 from pyluce.native.devices import device_memory
 from pyluce.native.sampler import SamplerChain
@@ -122,9 +123,12 @@ def open_runner(path: Path, options: LoadOptions, report: Progress) -> OpenedMod
 
 def _open(path: Path, options: LoadOptions, report: Progress) -> tuple[BatchCore[SequenceState], LoadedModel]:
     with ExitStack() as stack:
+        lock = lock_cache_dir(options, stack)
         opened = open_runner(path, options, report)
         runner, n_ctx, warnings = opened.runner, opened.n_ctx, opened.warnings
         stack.callback(runner.close)
+        if lock is not None:
+            warnings += open_cache_dir(lock, runner, options, stack).warnings
         hparams = runner.hparams
         vocabulary = Vocabulary(runner.model.path)
         stack.callback(vocabulary.close)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 DEFAULT_MAX_CTX: Final = 8192
+DEFAULT_CACHE_DIR_MIB: Final = 8192
 KV_TYPES: Final = ("f16", "f32")
 DEVICE_NAME: Final = re.compile(r"cpu|(cuda|hip):[0-9]{1,3}")
 MAX_CTX_LIMIT: Final = (1 << 24) - 1
@@ -41,6 +42,8 @@ class LoadOptions:
     * prefix_cache_mib: memory for the states of prompts, so that prompts that begin alike are computed once, half of it the
       device's; None: room for three full contexts, at most a quarter of the memory that is free; 0 keeps nothing.
     * idle_prefill: while nobody waits, compute what the next turn of a conversation will begin with (needs the prefix cache).
+    * cache_dir: a folder where the prefix cache's entries are kept too, so that they survive a restart and a park; one process at a time.
+    * cache_dir_mib: size of the files in it at most; None is 8192.
 
     Raises OptionError naming the option.
     """
@@ -56,6 +59,8 @@ class LoadOptions:
     prefill_share: float = 0.75  # docs/measurements.md
     prefix_cache_mib: int | None = None
     idle_prefill: bool = True
+    cache_dir: Path | None = None
+    cache_dir_mib: int | None = None
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -75,6 +80,12 @@ class LoadOptions:
         _check_integer("max_concurrency", self.max_concurrency, 1, MAX_CONCURRENCY)
         if self.prefix_cache_mib is not None:
             _check_integer("prefix_cache_mib", self.prefix_cache_mib, 0, 1 << 30)
+        if self.cache_dir_mib is not None:
+            _check_integer("cache_dir_mib", self.cache_dir_mib, 1, 1 << 30)
+            if self.cache_dir is None:
+                raise OptionError("cache_dir_mib: expected with cache_dir only, found no cache_dir")
+        if self.cache_dir is not None and self.prefix_cache_mib == 0:
+            raise OptionError("cache_dir: expected a prefix cache, whose entries it keeps, found prefix_cache_mib 0")
         _check_integer("max_queue", self.max_queue, 0, MAX_QUEUE)
         if isinstance(self.prefill_share, bool) or not isinstance(self.prefill_share, (int, float)):
             raise OptionError(f"prefill_share: expected a number, found {type(self.prefill_share).__name__}")

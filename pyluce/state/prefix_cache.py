@@ -90,7 +90,17 @@ class PrefixCache:
         At len(tokens) only an entry with logits counts, as nothing is left to compute them from.
         """
         self._lookups += 1
-        keys = _digests(tokens, [n for n in self._lengths if n <= len(tokens) and n in boundaries], boundaries)
+        entry = self.peek(tokens, boundaries)
+        if entry is not None:
+            self._touch(entry)
+            entry.pins += 1
+            self._hits += 1
+            self._hit_tokens += entry.snapshot.length
+        return entry
+
+    def peek(self, tokens: Sequence[int], boundaries: Collection[int]) -> CacheEntry | None:
+        """What `find` would find, left as it is."""
+        keys = prefix_keys(tokens, [n for n in self._lengths if n <= len(tokens) and n in boundaries], boundaries)
         for length in sorted(keys, reverse=True):
             entry = self._entries.get(keys[length])
             if entry is None or entry.snapshot.tokens != tuple(tokens[:length]):
@@ -99,12 +109,12 @@ class PrefixCache:
                 continue
             if length == len(tokens) and entry.snapshot.logits is None:
                 continue
-            self._touch(entry)
-            entry.pins += 1
-            self._hits += 1
-            self._hit_tokens += length
             return entry
         return None
+
+    def entries(self) -> list[CacheEntry]:
+        """All entries, shorter ones first."""
+        return sorted(self._entries.values(), key=lambda entry: entry.snapshot.length)
 
     def release(self, entry: CacheEntry) -> None:
         """A live sequence that came from this entry has ended."""
@@ -116,12 +126,12 @@ class PrefixCache:
         """Whether a snapshot after these tokens, computed in chunks cut there, would be new."""
         if self.budget_bytes == 0:
             return False
-        entry = self._entries.get(_digests(tokens, [len(tokens)], cuts)[len(tokens)])
+        entry = self._entries.get(prefix_keys(tokens, [len(tokens)], cuts)[len(tokens)])
         return entry is None or (needs_logits and entry.snapshot.logits is None)
 
     def insert(self, snapshot: Snapshot) -> bool:
         """Keep a snapshot, evicting others for it; if it does not fit, it is closed and False returned."""
-        key = _digests(snapshot.tokens, [snapshot.length], snapshot.cuts)[snapshot.length]
+        key = prefix_keys(snapshot.tokens, [snapshot.length], snapshot.cuts)[snapshot.length]
         old = self._entries.get(key)
         if old is not None:
             if old.snapshot.logits is not None or snapshot.logits is None:
@@ -146,6 +156,11 @@ class PrefixCache:
         self._own_bytes += snapshot.own_bytes
         self._touch(entry)
         return True
+
+    def could_hold(self, n_pages: int, own_bytes: int) -> bool:
+        """An entry of this size fits when everything else has gone."""
+        whole = n_pages * self._page_bytes + own_bytes
+        return whole <= self.budget_bytes and own_bytes <= self._own_budget
 
     def reclaim(self, n_pages: int) -> None:
         """Evict until that many pages are held by no entry any more, or nothing can be evicted: live work comes first."""
@@ -184,7 +199,7 @@ class PrefixCache:
         found: set[bytes] = set()
         for entry in self._entries.values():
             shorter = [n for n in lengths if n < entry.snapshot.length]
-            keys = _digests(entry.snapshot.tokens, shorter, entry.snapshot.cuts)
+            keys = prefix_keys(entry.snapshot.tokens, shorter, entry.snapshot.cuts)
             found.update(key for key in keys.values() if key in self._entries)
         return found
 
@@ -206,7 +221,7 @@ def _is_prefix(tokens: tuple[int, ...], whole: Sequence[int] | None) -> bool:
     return whole is not None and len(tokens) <= len(whole) and tuple(whole[: len(tokens)]) == tokens
 
 
-def _digests(tokens: Sequence[int], lengths: Collection[int], cuts: Collection[int]) -> dict[int, bytes]:
+def prefix_keys(tokens: Sequence[int], lengths: Collection[int], cuts: Collection[int]) -> dict[int, bytes]:
     """For each n of `lengths` a SHA-256 of the first n tokens and of the cuts before n, in one pass over the tokens."""
     data = np.asarray(tokens, "<i4").tobytes()
     ends = np.array(sorted(cuts), "<i4")
