@@ -9,7 +9,7 @@ import pytest
 
 from pyluce.native import luce
 from pyluce.native.luce import PAGE_TOKENS
-from tests.support import op_reference as ref
+from pyluce.selftest import reference as ref
 from tests.support.device import SLACK, THREADS
 from tests.support.op_bench import OpBench
 
