@@ -52,8 +52,19 @@ class BackendState:
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def doctor(as_json: bool) -> int:
+@click.option(
+    "--selftest", "with_selftest", is_flag=True, help="Run every op on a device against float64; exit 1 on a failure."
+)
+@click.option("--device", metavar="cpu|cuda:N|hip:N", help="Where --selftest runs.  [default: cpu]")
+@click.option("--quick", is_flag=True, help="With --selftest: small sizes only, without the real model's.")
+def doctor(as_json: bool, with_selftest: bool, device: str | None, quick: bool) -> int:
     """Say what was built, which devices exist and what is missing. Exits with 1 when no model can be run."""
+    if with_selftest:
+        from cli.selftest import selftest
+
+        return selftest(device or "cpu", as_json, quick)
+    if device is not None or quick:
+        raise click.UsageError(f"{'--device' if device is not None else '--quick'}: expected --selftest with it")
     states = [examine(name) for name in BACKENDS]
     model = DEFAULT_MODEL if DEFAULT_MODEL.is_file() else None
     if as_json:
