@@ -61,7 +61,8 @@ def load_snapshot(pool: StatePool, chain: Sequence[EntryHead], like: Sequence[Sn
     logits = read_section(head, "logits").view("<f4") if head.has_logits else None
     tokens, ends = tuple(head.tokens.tolist()), tuple(head.ends.tolist())
     if len(like) > 0:
-        other, n_shared = max(((s, common_pages(tokens, ends, s)) for s in like), key=lambda pair: pair[1])
+        other, common = max(((s, common_tokens(tokens, ends, s)) for s in like), key=lambda pair: pair[1])
+        n_shared = pool.settled_pages(common)
     else:
         other, n_shared = None, 0
     table = PageTable()
@@ -107,11 +108,11 @@ def restore_live(pool: StatePool, state: SequenceState, head: EntryHead) -> None
         snapshot.close()
 
 
-def common_pages(tokens: tuple[int, ...], ends: Sequence[int], other: Snapshot) -> int:
-    """Whole pages that a state of `tokens`, computed in chunks that end at `ends`, has in common with a snapshot."""
+def common_tokens(tokens: tuple[int, ...], ends: Sequence[int], other: Snapshot) -> int:
+    """Tokens up to the last end of a chunk to which a state of `tokens`, computed in chunks that end at `ends`, equals a snapshot."""
     shared = 0
     for mine, theirs in zip(ends, (*other.cuts, other.length), strict=False):
         if mine != theirs or tokens[shared:mine] != other.tokens[shared:mine]:
             break
         shared = mine
-    return shared // PAGE_TOKENS
+    return shared

@@ -171,6 +171,10 @@ class StatePool:
             ggml_backend_tensor_set(tensor, data.ctypes.data + at, page * size, size)
             at += size
 
+    def settled_pages(self, length: int) -> int:
+        """How many pages of a state of `length` tokens no later step writes into (the draft head's last keys come a token late)."""
+        return max(0, length - 1 if self.options.mtp else length) // PAGE_TOKENS
+
     def _recurrent_pieces(self, slot: int, length: int) -> Iterator[tuple[int, int, int]]:
         """(tensor, offset, bytes) of what a sequence of `length` tokens in this slot still needs of its recurrent parts.
 
@@ -254,6 +258,11 @@ class StatePool:
                 nan = np.full(size // np.dtype(dtype).itemsize, np.nan, dtype)
                 for page in free:
                     self._write(tensor, nan, page * size)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the page tables' copy on the host."""
+        return self._tables.nbytes
 
     def report(self) -> dict[str, int]:
         """Bytes of each kind of state."""

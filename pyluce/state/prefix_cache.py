@@ -84,6 +84,10 @@ class PrefixCache:
             refused=self._refused,
         )
 
+    def newest(self, limit: int) -> list[CacheEntry]:
+        """The entries used last, newest first."""
+        return sorted(self._entries.values(), key=lambda entry: -entry.last_use)[:limit]
+
     def find(self, tokens: Sequence[int], boundaries: Collection[int]) -> CacheEntry | None:
         """The longest entry that is a prefix of `tokens` and ends at one of `boundaries`; it is pinned until `release`.
 

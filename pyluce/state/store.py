@@ -17,7 +17,7 @@ from pyluce.state.disk_cache import DiskCache
 from pyluce.state.entry_file import DamagedError
 from pyluce.state.image import load_snapshot, take_image
 from pyluce.state.layout import StateOptions, page_bytes, recurrent_bytes
-from pyluce.state.pages import PAGE_TOKENS, OutOfPagesError, pages_for
+from pyluce.state.pages import OutOfPagesError, pages_for
 from pyluce.state.pool import StatePool
 from pyluce.state.prefix_cache import CacheEntry, CacheStats, PrefixCache, prefix_keys
 from pyluce.state.sequence_state import SequenceState
@@ -93,6 +93,10 @@ class SnapshotStore:
         if entry is not None:
             self._cache.release(entry)
 
+    def newest_entries(self, limit: int) -> list[CacheEntry]:
+        """The entries used last, newest first."""
+        return self._cache.newest(limit)
+
     def stats(self) -> CacheStats:
         """Sizes and counters."""
         return self._cache.stats()
@@ -134,12 +138,12 @@ class SnapshotStore:
         if disk.has(key, with_logits=snapshot.logits is not None):
             return
         parent = disk.parent_of(snapshot.tokens, ends)
-        first = parent[1] // PAGE_TOKENS if parent is not None else 0
+        first = self._pool.settled_pages(parent[1]) if parent is not None else 0
         disk.put(key, take_image(self._pool, snapshot, first), parent[0] if parent is not None else None)
 
     def _cost(self, disk: DiskCache, snapshot: Snapshot) -> int:
         parent = disk.parent_of(snapshot.tokens, (*snapshot.cuts, snapshot.length))
-        first = parent[1] // PAGE_TOKENS if parent is not None else 0
+        first = self._pool.settled_pages(parent[1]) if parent is not None else 0
         return (pages_for(snapshot.length) - first) * self._pool.page_bytes + snapshot.own_bytes
 
     def _fetch(self, disk: DiskCache, prompt: Sequence[int], boundaries: Collection[int]) -> None:
