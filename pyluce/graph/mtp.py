@@ -80,7 +80,8 @@ def fill(
     assert attention is not None
     xn = g.made(luce.ggml_luce_hc_norm(g.ctx, streams, w.block.attn_mix.norm, h.hc_count, h.rms_eps), "hc_norm")
     x, _ = blocks.mix(g, h, w.block.attn_mix, xn)
-    keys, values = blocks.append_keys(g, h, attention, pool, h.n_layer, x, step.rope, step.cells, n_rows)
+    k, v = g.mul_mat(attention.k, x), g.mul_mat(attention.v, x)
+    keys, values = blocks.append_keys(g, h, attention, pool, h.n_layer, k, v, step.rope, step.cells, n_rows)
     return [keys, values, ggml.ggml_set_rows(g.ctx, ring, kept, step.target)]
 
 
@@ -146,7 +147,7 @@ class DraftGraph:
             )
             self.drafts: list[int] = []
             self.logits: list[int] = []
-            self._build(GraphScope(self.arena, Phase.ROW, Phase.ROW, fault), h, w, pool, keep_logits)
+            self._build(GraphScope(self.arena, self.graph, Phase.ROW, Phase.ROW, fault), h, w, pool, keep_logits)
         except BaseException:
             self.arena.close()
             raise
@@ -180,9 +181,11 @@ class DraftGraph:
         residual = front(g, h, w, embd, hidden, b)
         xn = g.made(luce.ggml_luce_hc_norm(g.ctx, residual, block.attn_mix.norm, h.hc_count, eps), "hc_norm")
         x, inject = blocks.mix(g, h, block.attn_mix, xn)
-        keys, values = blocks.append_keys(g, h, block.attention, pool, h.n_layer, x, rope, cells, b)
+        q_gate, k, v = (g.mul_mat(t, x) for t in (block.attention.q, block.attention.k, block.attention.v))
+        g.now(q_gate, k, v)
+        keys, values = blocks.append_keys(g, h, block.attention, pool, h.n_layer, k, v, rope, cells, b)
         out = blocks.attend(
-            g, h, block.attention, x, keys, values, pages, PAGE_TOKENS, rope, pool.pages, rows, b
+            g, h, block.attention, q_gate, keys, values, pages, PAGE_TOKENS, rope, pool.pages, rows, b
         )  # fmt: skip
         residual, xn = blocks.combine(g, h, residual, out, inject, block.ffn_mix.norm, b)
         x, inject = blocks.mix(g, h, block.ffn_mix, xn)

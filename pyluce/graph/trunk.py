@@ -50,7 +50,7 @@ class StepGraph:
         self.arena = TensorArena.for_counts(n_nodes, n_nodes)
         try:
             self.graph = Graph(self.arena, n_nodes)
-            scope = GraphScope(self.arena, key.phase, matmul_phase, fault)
+            scope = GraphScope(self.arena, self.graph, key.phase, matmul_phase, fault)
             self.inputs = self._new_inputs(hparams)
             self.fill = FillInputs.new(self.arena, hparams, key.phase, key.n_rows) if weights.mtp is not None else None
             self.picks: list[int] = []
