@@ -8,19 +8,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from pyluce.engine import BatchCore, Engine, Resources
+from pyluce.engine import BatchCore, Engine, ParkingCore, Resources
 from pyluce.graph import RunnerOptions, TrunkRunner
-from pyluce.keeping import lock_cache_dir, open_cache_dir
+from pyluce.keeping import keep_model, lock_cache_dir
 from pyluce.luce import LoadedModel, ModelInfo, Progress
-from pyluce.native.devices import device_memory
+from pyluce.memory.load import plan_load, runner_options
+from pyluce.memory.planner import PlanError
 from pyluce.native.sampler import SamplerChain
 from pyluce.native.vocabulary import Vocabulary
-from pyluce.options import DEFAULT_MAX_CTX, DEFAULT_MODEL, LoadOptions, OptionError, available_cpus
-from pyluce.state import SequenceState, StateMemoryError, automatic_budget, check_state_fits
-from pyluce.state.memory import available_bytes
+from pyluce.options import DEFAULT_MODEL, LoadOptions, OptionError
+from pyluce.state import SequenceState
 from pyluce.text import ChatTemplate, Tokenizer
-from pyluce.weights import ModelError, ModelFile, open_model
-from pyluce.weights.placement import device_tensors
+from pyluce.weights import ModelError, open_model
 
 
 def load_engine(path: Path, options: LoadOptions, progress: Progress | None) -> tuple[Engine, LoadedModel]:
@@ -32,7 +31,7 @@ def load_engine(path: Path, options: LoadOptions, progress: Progress | None) -> 
     check_model_path(path)
     loaded: list[LoadedModel] = []
 
-    def open_core(check_interrupted: Callable[[], None]) -> BatchCore[SequenceState]:
+    def open_core(check_interrupted: Callable[[], None]) -> ParkingCore[SequenceState]:
         def report(stage: str, done: int, total: int, /) -> None:
             check_interrupted()
             if progress is not None:
@@ -56,24 +55,6 @@ def check_model_path(path: Path) -> None:
     raise ModelError(f"{path}: expected a GGUF file, found {'a folder' if path.is_dir() else 'nothing there'}")
 
 
-def choose_context(max_ctx: int | None, n_ctx_train: int) -> int:
-    """The context size in tokens: what was asked for, else the default, never more than the model was trained for by default."""
-    if max_ctx is not None:
-        return max_ctx
-    return min(DEFAULT_MAX_CTX, n_ctx_train) if n_ctx_train > 0 else DEFAULT_MAX_CTX
-
-
-def weight_bytes(model_file: ModelFile, device: str, available: int) -> int:
-    """Bytes of the weights on a GPU. Raises OptionError when they are more than `available`."""
-    needed = sum(info.nbytes for info in device_tensors(model_file))
-    if needed > available:
-        raise OptionError(
-            f"device: the weights take {needed / 2**30:.2f} GiB, found {available / 2**30:.2f} GiB free on {device}; "
-            "choose another device, or a model with smaller weights"
-        )
-    return needed
-
-
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
     """A model that was just loaded. `warnings` are for the user."""
@@ -90,45 +71,24 @@ def open_runner(path: Path, options: LoadOptions, report: Progress) -> OpenedMod
     Raises OptionError, ModelError or NativeError, with nothing left behind.
     """
     with open_model(path) as model_file:
-        n_ctx = choose_context(options.max_ctx, model_file.hparams.n_ctx_train)
         warnings = list(model_file.warnings)
-        runner_options = RunnerOptions(
-            n_ctx=n_ctx,
-            n_slots=options.max_concurrency,
-            n_threads=(options.threads or available_cpus()) if options.device == "cpu" else 1,
-            kv_type=options.kv_type,
-            max_rollback=0,
-            chunk_tokens=options.chunk,
-            repack=options.repack,
-            device=options.device,
-        )
-        h = model_file.hparams
-        if options.device == "cpu":
-            available = available_bytes()
-        else:
-            free, _ = device_memory(options.device)
-            available = free - weight_bytes(model_file, options.device, free)
-        budget = options.prefix_cache_mib
-        if budget is None:
-            budget_bytes = automatic_budget(h, runner_options.state(h), available)
-        else:
-            budget_bytes = budget << 20
-        runner_options = replace(runner_options, prefix_cache_bytes=budget_bytes)
         try:
-            check_state_fits(h, runner_options.state(h), available)
-        except StateMemoryError as error:
+            plan = plan_load(model_file, options)
+        except PlanError as error:
             raise OptionError(str(error)) from error
-    return OpenedModel(TrunkRunner(path, runner_options, report), n_ctx, budget_bytes, warnings)
+    warnings += plan.warnings
+    runner = TrunkRunner(path, runner_options(plan, options), report)
+    return OpenedModel(runner, plan.request.n_ctx, plan.prefix_cache_bytes, warnings)
 
 
-def _open(path: Path, options: LoadOptions, report: Progress) -> tuple[BatchCore[SequenceState], LoadedModel]:
+def _open(path: Path, options: LoadOptions, report: Progress) -> tuple[ParkingCore[SequenceState], LoadedModel]:
     with ExitStack() as stack:
         lock = lock_cache_dir(options, stack)
         opened = open_runner(path, options, report)
         runner, n_ctx, warnings = opened.runner, opened.n_ctx, opened.warnings
-        stack.callback(runner.close)
-        if lock is not None:
-            warnings += open_cache_dir(lock, runner, options, stack).warnings
+        keeper = keep_model(runner, lock, options, partial(_open_again, path, options))
+        stack.callback(keeper.close)
+        warnings += keeper.warnings
         hparams = runner.hparams
         vocabulary = Vocabulary(runner.model.path)
         stack.callback(vocabulary.close)
@@ -153,7 +113,7 @@ def _open(path: Path, options: LoadOptions, report: Progress) -> tuple[BatchCore
             warnings=tuple(warnings),
         )
         new_chain = partial(SamplerChain, hparams.n_vocab)
-        resources = Resources(runner, tokenizer, new_chain, n_ctx, options.chunk)
+        resources = Resources(runner, tokenizer, new_chain, n_ctx, runner.options.chunk_tokens)
         owners = ExitStack()
         core = BatchCore(
             resources,
@@ -164,8 +124,16 @@ def _open(path: Path, options: LoadOptions, report: Progress) -> tuple[BatchCore
             store=runner.store if opened.budget_bytes else None,
             idle_prefill=options.idle_prefill,
         )
+        parking = ParkingCore(
+            core, keeper, park_after_s=options.park_after_s, unpark_on_request=options.unpark_on_request
+        )
         owners.enter_context(stack.pop_all())
-        return core, LoadedModel(info, tokenizer, template, runner.memory_report)
+        return parking, LoadedModel(info, tokenizer, template, keeper.memory_report, parking)
+
+
+def _open_again(path: Path, options: LoadOptions, before: RunnerOptions, report: Progress) -> TrunkRunner:
+    """The model after a park: with the context and the chunks that its kept states were computed with."""
+    return open_runner(path, replace(options, max_ctx=before.n_ctx, chunk=before.chunk_tokens), report).runner
 
 
 def _template(tokenizer: Tokenizer, vocabulary: Vocabulary, options: LoadOptions) -> ChatTemplate | None:

@@ -53,6 +53,11 @@ class RopeTable:
             chosen = starts // self.BLOCK == block
             out[chosen] = self._block(block)[starts[chosen] % self.BLOCK]
 
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the angles that were computed so far."""
+        return sum(block.nbytes for block in self._blocks.values())
+
     def _block(self, index: int) -> npt.NDArray[np.float32]:
         if index not in self._blocks:
             positions = np.arange(index * self.BLOCK, (index + 1) * self.BLOCK, dtype=np.float32)
@@ -87,6 +92,11 @@ class InputBuffers:
         memory = (ctypes.c_char * size).from_address(header.data)
         return np.frombuffer(memory, dtype).reshape(shape)
 
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the arrays that are not the device's own memory."""
+        return sum(array.nbytes for _, array in self._copies)
+
     def send(self) -> None:
         """Copy what is not written in place."""
         for tensor, array in self._copies:
@@ -109,6 +119,11 @@ class InputWriter:
         self._embedding = model.tensors["token_embd.weight"]
         self._buffers: dict[StepGraph, InputBuffers] = {}
         self._stale: dict[int, list[int]] | None = {} if stale_ngram else None
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of angles, and of inputs on their way to a device."""
+        return self._rope.n_bytes + sum(buffers.n_bytes for buffers in self._buffers.values())
 
     def forget(self, graph: StepGraph) -> None:
         """The graph is about to be closed."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from types import TracebackType
 from typing import Final, Literal, Protocol, TypeVar
 
@@ -20,9 +19,11 @@ import numpy.typing as npt
 from pyluce.graph.chunks import chunk_bounds, pad_rows, span_blocks
 from pyluce.graph.drafting import Drafter
 from pyluce.graph.inputs import InputWriter
+from pyluce.graph.largest import largest_graphs
 from pyluce.graph.layers import TrunkWeights
 from pyluce.graph.mtp_inputs import MtpInputWriter
 from pyluce.graph.options import RunnerOptions
+from pyluce.graph.report import device_report, host_bytes, snapshot_report, weights_report
 from pyluce.graph.trunk import GraphKey, StepGraph
 from pyluce.native import load_libraries
 from pyluce.native.backend import Backend, GraphAllocator
@@ -30,6 +31,7 @@ from pyluce.native.devices import parse_device
 from pyluce.native.errors import NativeError
 from pyluce.native.ggml_backend import ggml_backend_buft_is_host
 from pyluce.native.luce import Fault, Phase
+from pyluce.native.measure import cpu_work_bytes
 from pyluce.native.tensors import tensor_get
 from pyluce.native.thread import ThreadGuard
 from pyluce.state import SequenceState, SnapshotStore, StatePool
@@ -69,6 +71,7 @@ class TrunkRunner:
         self._guard = ThreadGuard("TrunkRunner")
         self._graphs: OrderedDict[GraphKey, StepGraph] = OrderedDict()
         self._closers: list[Closable] = []
+        self._work_bytes = 0
         self._n_built = 0
         load_libraries(parse_device(self.options.device)[0])
         try:
@@ -100,9 +103,11 @@ class TrunkRunner:
                 h, self._weights.mtp, self._pool, self._backend, self._mtp_inputs, _FAULTS.get(fault or "", Fault.NONE)
             )
             self._drafter = self._owned(made)
-        # the largest graph first, so that graph memory does not grow (and retained graphs survive) later
+        # the largest graphs first, so that graph memory does not grow (and retained graphs survive) later; without logits a
+        # chunk may need more than with
         longest = min(o.chunk_tokens, pad_rows(o.n_ctx))
-        self._graph(GraphKey(Phase.CHUNK, longest, pad_rows(1), self._span(o.n_ctx)))
+        for key in largest_graphs(longest, o.n_slots, self._span(o.n_ctx)):
+            self._graph(key)
 
     def _owned(self, thing: C) -> C:
         self._closers.append(thing)
@@ -237,7 +242,9 @@ class TrunkRunner:
             graph = StepGraph(
                 key, self.hparams, self._weights, self._pool, _FAULTS.get(fault or "", Fault.NONE), matmul_phase
             )
-            if not self._backend.is_cpu:
+            if self._backend.is_cpu:
+                self._work_bytes = max(self._work_bytes, cpu_work_bytes(graph.graph, self.options.n_threads))
+            else:
                 try:
                     self._backend.check_supports(graph.graph)
                 except BaseException:
@@ -271,12 +278,16 @@ class TrunkRunner:
         self._pool.poison_free()
 
     def memory_report(self) -> dict[str, object]:
-        """Bytes by place: weights, state, graph memory; graphs kept; PLE rows read so far."""
+        """Bytes by place, from the buffers that exist: weights, state, kept prompts, graphs; see `pyluce.graph.report`."""
         return {
-            "weights": asdict(self._placed.report()),
-            "state": self._pool.report(),
+            "weights": weights_report(self._placed, self._weights),
+            "state": {**self._pool.report(), "capacity_tokens": self.options.n_slots * self.options.n_ctx},
             "prefix_cache": self.store.report(),
+            "snapshots": snapshot_report(self.store, self._pool.page_bytes),
             "graph_bytes": self._allocator.n_bytes,
+            "workspace_bytes": self._work_bytes,
+            "host_bytes": host_bytes(self._inputs, self._pool),
+            "device": device_report(self._backend),
             "graphs": len(self._graphs),
             "draft": self._drafter.report() if self._drafter is not None else None,
             "ple_rows_read": self._ple.rows_read if self._ple is not None else 0,

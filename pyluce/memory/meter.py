@@ -6,6 +6,7 @@ nothing is allocated but the headers. What is planned here is what `TrunkRunner`
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import TracebackType
 from typing import Final
 
@@ -13,13 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pyluce.graph.chunks import span_blocks
+from pyluce.graph.largest import largest_graphs
 from pyluce.graph.layers import TrunkWeights
 from pyluce.graph.trunk import GraphKey, StepGraph
 from pyluce.memory.facts import ModelFacts, TensorFact
 from pyluce.native import ggml_backend as api
 from pyluce.native import load_libraries
-from pyluce.native.backend import Backend, BackendBuffer
-from pyluce.native.luce import Fault, Phase
+from pyluce.native.backend import Backend, BackendBuffer, check_status
+from pyluce.native.luce import Fault
 from pyluce.native.measure import cpu_work_bytes, graph_memory_bytes
 from pyluce.native.structs import GGMLType
 from pyluce.native.tensors import TensorArena, tensor_struct
@@ -30,6 +32,8 @@ from pyluce.weights.tensors import PLE_TABLE, TensorInfo
 
 SOMEWHERE: Final = 1 << 40
 """The address that tensors claim which are not there: never read, a multiple of every alignment."""
+SMALLEST_BUFFER: Final = 64
+"""Bytes of a buffer that is there for its type only: one of 0 bytes would not choose a layout for the tensors that are said to be in it."""
 UNKNOWN_TYPE: Final = GGMLType.F16
 """Stands for a type that is not known; sizes of graphs do not depend on it."""
 
@@ -58,10 +62,10 @@ class Meter:
                 self._repack_type, chosen = repacked_tensors(infos, facts.hparams.n_expert_used, backend)
             self._repacked = frozenset(t.name for t in chosen)
             if self._repack_type is not None:
-                self._repack_buffer = BackendBuffer.of_size(self._repack_type, 0)
+                self._repack_buffer = BackendBuffer.of_size(self._repack_type, SMALLEST_BUFFER)
         self._weights = HeaderWeights(facts, self._here, self._repacked, self._repack_buffer)
         self._trunk = HeaderTrunk(self._weights, self._here, self._buffer_type)
-        self._graphs: dict[tuple[StateOptions, int], tuple[int, int]] = {}
+        self._graphs: dict[tuple[StateOptions, GraphKey], tuple[int, int]] = {}
 
     @property
     def derived_bytes(self) -> int:
@@ -89,28 +93,34 @@ class Meter:
             return _buffer_bytes(arena, self._buffer_type)
 
     def graph_bytes(self, options: StateOptions, rows: int) -> int:
-        """Memory of the largest graph of a prompt's chunk of so many rows, at the end of a full context."""
+        """Memory of the largest graph, at the end of a full context: a prompt's chunk of so many rows, or a row of every slot."""
         return self._measured(options, rows)[0]
 
     def work_bytes(self, options: StateOptions, rows: int) -> int:
-        """The CPU's work buffer for that graph; on other devices 0: their pools are not planned by ggml."""
+        """The CPU's work buffer for those graphs; on other devices 0: their pools are not planned by ggml."""
         return self._measured(options, rows)[1]
 
     def _measured(self, options: StateOptions, rows: int) -> tuple[int, int]:
-        known = self._graphs.get((options, rows))
+        span = span_blocks(self._facts.hparams, options.pages_per_slot, options.n_ctx)
+        found = [self._graph(options, key) for key in largest_graphs(rows, options.n_slots, span)]
+        return max(memory for memory, _ in found), max(work for _, work in found)
+
+    def _graph(self, options: StateOptions, key: GraphKey) -> tuple[int, int]:
+        """(graph memory, work buffer) of one graph; neither depends on how large the pool is."""
+        h = self._facts.hparams
+        one = replace(options, n_slots=1, cache_pages=0)
+        known = self._graphs.get((one, key))
         if known is not None:
             return known
-        h = self._facts.hparams
-        pool = HeaderPool(self._here, h, options)
-        key = GraphKey(Phase.CHUNK, rows, min(rows, 16), span_blocks(h, options.pages_per_slot, options.n_ctx))
-        graph = StepGraph(key, h, self._trunk, pool, Fault.NONE, Phase.CHUNK)
+        pool = HeaderPool(self._here, h, one)
+        graph = StepGraph(key, h, self._trunk, pool, Fault.NONE, key.phase)
         try:
             work = cpu_work_bytes(graph.graph, self._n_threads) if self._on_cpu else 0
             found = (graph_memory_bytes(graph.graph, self._buffer_type), work)
         finally:
             graph.close()
             pool.arena.close()
-        self._graphs[options, rows] = found
+        self._graphs[one, key] = found
         return found
 
     def close(self) -> None:
@@ -192,6 +202,7 @@ def _claim(tensor: int, buffer: BackendBuffer) -> None:
     header = tensor_struct(tensor)
     header.buffer = buffer.ptr
     header.data = SOMEWHERE
+    check_status(api.ggml_backend_buffer_init_tensor(buffer.ptr, tensor), "ggml_backend_buffer_init_tensor")
 
 
 def _buffer_bytes(arena: TensorArena, buffer_type: int) -> int:
