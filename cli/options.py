@@ -46,6 +46,23 @@ class EngineFlags:
         return replace(self, load=replace(load, prefix_cache_mib=load.prefix_cache_mib or 0))
 
 
+class ChunkRows(click.ParamType):  # type: ignore[type-arg]
+    """Tokens, or `auto`, which is 0."""
+
+    name = "auto|N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if value == "auto":
+            return 0
+        try:
+            rows = int(value)
+        except ValueError:
+            self.fail(f"expected auto or a number of tokens, found {value!r}", param, ctx)
+        if not CHUNK_UNIT <= rows <= MAX_CHUNK:
+            self.fail(f"expected auto or {CHUNK_UNIT} to {MAX_CHUNK}, found {rows}", param, ctx)
+        return rows
+
+
 class PrefixCacheSize(click.ParamType):  # type: ignore[type-arg]
     """MiB, or `auto`, which is None."""
 
@@ -96,12 +113,12 @@ _ENGINE = (
     ),
     click.option(
         "--chunk",
-        type=click.IntRange(CHUNK_UNIT, MAX_CHUNK),
+        type=ChunkRows(),
         default=_LOAD.chunk,
         show_default=True,
         envvar="LUCE_CHUNK",
         show_envvar=True,
-        help=f"Prompt tokens computed at once, a multiple of {CHUNK_UNIT}.",
+        help=f"Prompt tokens computed at once, a multiple of {CHUNK_UNIT}, or auto: as many as memory allows.",
     ),
     click.option(
         "--repack/--no-repack",

@@ -111,6 +111,7 @@ def _open(path: Path, options: LoadOptions, report: Progress) -> tuple[ParkingCo
             size_bytes=runner.model.size_bytes,
             threads=runner.options.n_threads,
             warnings=tuple(warnings),
+            chunk=runner.options.chunk_tokens,
         )
         new_chain = partial(SamplerChain, hparams.n_vocab)
         resources = Resources(runner, tokenizer, new_chain, n_ctx, runner.options.chunk_tokens)

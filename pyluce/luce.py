@@ -31,7 +31,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What was loaded. `warnings` are for the user: what in the file is odd or not used."""
+    """What was loaded. `warnings` are for the user: what in the file is odd or not used. `chunk`: prompt tokens computed at once."""
 
     name: str
     path: Path
@@ -42,6 +42,7 @@ class ModelInfo:
     size_bytes: int
     threads: int
     warnings: tuple[str, ...] = ()
+    chunk: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ class LoadOptions:
     * device: where the model runs: "cpu", "cuda:N" (NVIDIA) or "hip:N" (AMD), N counting from 0.
     * threads: CPU threads; None is what this process may use (`available_cpus`). None with a GPU.
     * kv_type: "f16" or "f32", the type of attention keys and values.
-    * chunk: prompt tokens computed at once, a multiple of 16.
+    * chunk: prompt tokens computed at once, a multiple of 16; 0: as many as memory allows (docs/memory.md).
     * repack: keep matrices a second time in the layout that this CPU multiplies fastest (on a GPU nothing is repacked).
     * chat_template: a template to use instead of the file's.
     * max_concurrency: requests computed at once, 1 to 64; their state is allocated at the start.
@@ -72,7 +72,7 @@ class LoadOptions:
             _check_integer("max_ctx", self.max_ctx, 1, MAX_CTX_LIMIT)
         if self.threads is not None:
             _check_integer("threads", self.threads, 1, MAX_THREADS)
-        _check_integer("chunk", self.chunk, CHUNK_UNIT, MAX_CHUNK)
+        _check_integer("chunk", self.chunk, 0, MAX_CHUNK)
         if self.chunk % CHUNK_UNIT:
             raise OptionError(f"chunk: expected a multiple of {CHUNK_UNIT}, found {self.chunk}")
         if self.kv_type not in KV_TYPES:

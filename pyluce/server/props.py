@@ -57,7 +57,7 @@ def props(context: AppContext) -> dict[str, Any]:
             "lazy_draft": None,
             "draft_residency": None,
             "target_sharding": None,
-            "chunk": service.options.chunk,
+            "chunk": info.chunk or service.options.chunk,
             "target_device": "cpu",
             "draft_device": None,
             "threads": info.threads,
