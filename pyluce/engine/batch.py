@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -16,7 +16,7 @@ from pyluce.engine.events import Event, FinishReason, PrefillEvent
 from pyluce.engine.generate import Generation, GenerationRequest, Resources, chunk_bounds
 from pyluce.engine.idle import IdlePrefill, IdlePrompt
 from pyluce.engine.plan import Admission, Chunk, Plan, StepResult
-from pyluce.engine.protocols import Logits, PrefixStore, SequenceLike
+from pyluce.engine.protocols import Logits, PrefixStore, Runner, SequenceLike
 from pyluce.engine.scheduler import Phase, Scheduler
 from pyluce.engine.stats import Activity, Counters, EngineStats, Outcome, SlotState, SlotStats
 from pyluce.engine.ticket import Ticket
@@ -184,6 +184,41 @@ class BatchCore(Generic[S]):
         if self._idle is not None:
             self._idle.close()
         self._deliver()
+
+    # parking (`ParkingCore`)
+
+    def pause(self) -> None:
+        """Give back the slot of what is computed ahead; it is begun again later."""
+        if self._idle is not None:
+            self._idle.pause()
+
+    def running(self) -> dict[int, S]:
+        """The states of the requests in slots."""
+        return {number: live.state for number, live in self._live.items()}
+
+    def exchange(self, runner: Runner[S], store: PrefixStore[S], states: Mapping[int, S]) -> None:
+        """Go on with another runner, and with `states` in place of those of the requests in slots."""
+        self.resources = replace(self.resources, runner=runner)
+        self._store = store if self._store is not None else None
+        if self._idle is not None:
+            self._idle.move(self.resources, store)
+        for number, state in states.items():
+            self._live[number].state = state
+        self._memory = self._memory_report(self._memory)
+        self._publish()
+
+    def refuse(self, numbers: Iterable[int], error: BaseException) -> None:
+        """End these requests with `error`."""
+        for number in numbers:
+            if number in self._tickets:
+                self._end(number, Outcome.FAILED, error)
+        self.sweep()
+
+    def sweep(self) -> None:
+        """End the requests that nobody waits for any more, and deliver; nothing is computed."""
+        self._drop_unwanted()
+        if not self._deliver():
+            self._publish()
 
     def close(self) -> None:
         """Free the runner and what belongs to it."""

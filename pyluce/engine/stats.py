@@ -19,6 +19,8 @@ class Activity(enum.Enum):
     IDLE = "idle"
     PREFILL = "prefill"
     DECODE = "decode"
+    PARKED = "parked"
+    LOADING = "loading"
     CLOSED = "closed"
 
 
@@ -65,6 +67,7 @@ class EngineStats:
     * invariant_violations: what the engine found wrong with itself; 0 or a bug.
     * prompt_tokens_per_second, generated_tokens_per_second: over the last 10 seconds.
     * memory: the runner's report, renewed after each request.
+    * parked: why the model is parked, None when it is not (`activity` is PARKED then, or LOADING while it comes back).
     """
 
     started_at: float
@@ -87,6 +90,7 @@ class EngineStats:
     prompt_tokens_per_second: float = 0.0
     generated_tokens_per_second: float = 0.0
     memory: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    parked: str | None = None
 
     @property
     def busy_slots(self) -> int:

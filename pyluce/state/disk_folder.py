@@ -20,6 +20,8 @@ from pyluce.state.pages import PAGE_TOKENS, pages_for
 from pyluce.state.prefix_cache import prefix_keys
 
 SUFFIX: Final = ".state"
+LIVE_SUFFIX: Final = ".live"
+"""Running sequences of a parked model; they end with their process."""
 LOCK_NAME: Final = "lock"
 SHOWN: Final = 5  # damaged files that are named one by one
 
@@ -94,7 +96,9 @@ def read_folder(folder: Path, identity: Mapping[str, str]) -> tuple[dict[bytes, 
     bad: dict[str, str] = {}
     foreign: Counter[str] = Counter()
     for path in sorted(folder.iterdir()):
-        if path.name.endswith(SUFFIX + PART_SUFFIX):
+        if path.name.endswith(
+            (SUFFIX + PART_SUFFIX, LIVE_SUFFIX, LIVE_SUFFIX + PART_SUFFIX)
+        ):  # of a process that is gone
             with contextlib.suppress(OSError):
                 path.unlink()
         if not path.name.endswith(SUFFIX):

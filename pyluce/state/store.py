@@ -6,16 +6,17 @@ lie on the host. So the budget is what the cache takes at most, and the pool's r
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from pyluce.state.disk_cache import DiskCache
-from pyluce.state.entry_file import DamagedError
-from pyluce.state.image import load_snapshot, take_image
+from pyluce.state.entry_file import DamagedError, read_head, write_entry
+from pyluce.state.image import load_snapshot, restore_live, take_image, take_live_image
 from pyluce.state.layout import StateOptions, page_bytes, recurrent_bytes
 from pyluce.state.pages import OutOfPagesError, pages_for
 from pyluce.state.pool import StatePool
@@ -125,6 +126,19 @@ class SnapshotStore:
         if failed:
             raise SpillError(f"{failed} entries of the prefix cache could not be written to {self._disk.folder}")
         return 0
+
+    def write_live(self, state: SequenceState, path: Path, identity: Mapping[str, str]) -> None:
+        """Write a running sequence to a file, decoded tokens included. Raises OSError, ValueError when something is attached to it."""
+        if state.parts:
+            raise ValueError(f"a sequence with {', '.join(state.parts)} attached cannot be written")
+        write_entry(path, take_live_image(self._pool, state), identity)
+
+    def read_live(self, state: SequenceState, path: Path, identity: Mapping[str, str]) -> None:
+        """Put a running sequence into an empty one. Raises DamagedError, OSError or OutOfPagesError."""
+        head = read_head(path)
+        if head.identity != identity:
+            raise DamagedError(f"{path.name} was written with other settings")
+        restore_live(self._pool, state, head)
 
     def _keep(self, snapshot: Snapshot) -> None:
         kept = self._cache.insert(snapshot) and bool(snapshot.pages)  # without pages: it was there already
