@@ -14,6 +14,7 @@ import click
 from cli.chat import chat
 from cli.doctor import doctor
 from cli.hash import hash_command
+from cli.plan import plan
 from cli.props import props
 from cli.run import run
 from pyluce import __version__
@@ -33,6 +34,7 @@ luce.add_command(chat)
 luce.add_command(props)
 luce.add_command(hash_command)
 luce.add_command(doctor)
+luce.add_command(plan)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

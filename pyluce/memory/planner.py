@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from pyluce.graph.chunks import pad_rows
 from pyluce.graph.options import CHUNK_UNIT, RunnerOptions
 from pyluce.memory.facts import ModelFacts, TensorFact
-from pyluce.memory.machine import Machine
+from pyluce.memory.machine import Machine, MemoryKind
 from pyluce.memory.parts import Part, Place, weight_parts
 from pyluce.memory.rows import FLOOR_ROWS, FLOOR_ROWS_SPLIT, budget_of, fit_rows_and_allowance, row_cap
 from pyluce.state.layout import StateOptions
@@ -223,8 +223,11 @@ class _Planner:
         """What kept prompts get: what is left where nothing was asked for, what was asked for, or PlanError."""
         given = self._request.prefix_cache_bytes
         if not self._machine.shares_host_memory:
-            tables = self._host_tables(state.n_ctx, state.n_slots)
-            room = min(room, 2 * max(0, budget_of(self._machine.host_free_bytes) - tables))
+            expert = self._machine.expert
+            there = sum(p.n_bytes for p in self._weights if p.place is Place.EXPERT)
+            taken = there if expert is not None and expert.kind is MemoryKind.UNIFIED else 0
+            taken += self._host_tables(state.n_ctx, state.n_slots)
+            room = min(room, 2 * max(0, budget_of(self._machine.host_free_bytes) - taken))
         if given is not None and given > room:
             raise PlanError(
                 f"prefix_cache_mib: {given >> 20} MiB do not fit beside weights, state and graphs; at most {room >> 20} would"
