@@ -3,7 +3,7 @@
 // Copyright (c) 2026 the pyluce authors. MIT licence.
 #pragma once
 
-#include "../common.cuh"
+#include "common.cuh"
 #include "ggml-luce.h"
 
 // what ggml-cuda.cu calls
@@ -42,6 +42,9 @@ bool luce_cuda_qsa_supports(int device, const ggml_tensor * op); // norm_rope, q
 // products of a chunk graph: src0 any quantised or float type listed in `supports`, src1 F32; MUL_MAT and MUL_MAT_ID
 bool luce_cuda_chunk_mul_mat_supports(int device, const ggml_tensor * op);
 void luce_cuda_chunk_mul_mat(ggml_backend_cuda_context & ctx, ggml_tensor * dst);
+
+// moe_combine and the hc_combine (with a norm) that takes its result, in one launch
+void luce_cuda_moe_hc_combine(ggml_backend_cuda_context & ctx, const ggml_tensor * moe, ggml_tensor * dst);
 
 // products of a row graph, each row as if it were alone
 bool luce_cuda_row_mul_mat_supports(int device, const ggml_tensor * op);
