@@ -15,8 +15,11 @@ void ggml_luce_cuda_compute(ggml_backend_cuda_context & ctx, ggml_tensor * dst);
 bool ggml_luce_cuda_mul_mat_supports(int device, const ggml_tensor * op);
 void ggml_luce_cuda_mul_mat(ggml_backend_cuda_context & ctx, ggml_tensor * dst);
 
-// computes node i with as many of the following ones as one launch covers; how many nodes that was, 0 for none
-int ggml_luce_cuda_fuse(ggml_backend_cuda_context & ctx, ggml_cgraph * graph, int i);
+// whether node i is of a graph of ours: then upstream's fusions, which depend on the number of rows, stay away from it
+bool ggml_luce_cuda_owns(const ggml_cgraph * graph, int i);
+
+// computes node i with as many of the following ones as one launch covers; how many of those, 0 when nothing was computed
+int ggml_luce_cuda_fuse(ggml_backend_cuda_context & ctx, const ggml_cgraph * graph, int i);
 
 // one entry a kind
 
@@ -34,6 +37,7 @@ void luce_cuda_ple_conv   (ggml_backend_cuda_context & ctx, ggml_tensor * dst);
 void luce_cuda_route      (ggml_backend_cuda_context & ctx, ggml_tensor * dst);
 void luce_cuda_moe_combine(ggml_backend_cuda_context & ctx, ggml_tensor * dst);
 void luce_cuda_silu_scale (ggml_backend_cuda_context & ctx, ggml_tensor * dst);
+void luce_cuda_argmax     (ggml_backend_cuda_context & ctx, ggml_tensor * dst);
 
 // whether the device kernels take these sizes; the reason is logged once a call when they do not
 bool luce_cuda_gdn_supports(int device, const ggml_tensor * op);

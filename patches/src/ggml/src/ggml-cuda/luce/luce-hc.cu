@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(THREADS) hc_mix_kernel(
     gate += (int64_t) blockIdx.y * gate_stride;
     float sum = 0.0f;
     for (int s = 0; s < n_stream; s++) {
-        sum += x[s * h + i] * luce_sigmoid(gate[s * h + i]);
+        sum = fmaf(x[s * h + i], luce_sigmoid(gate[s * h + i]), sum);
     }
     y[(int64_t) blockIdx.y * h + i] = sum * (1.0f / (float) n_stream);
 }

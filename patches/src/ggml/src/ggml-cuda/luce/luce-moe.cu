@@ -93,6 +93,56 @@ __device__ void pick_weights(const float * x, const int32_t * ids, int n_expert,
     __syncthreads();
 }
 
+// Candidates as one number that is larger for a better one: the value's order-preserving bits, then the index, reversed. NaN
+// beats everything.
+__device__ __forceinline__ unsigned long long candidate(float x, int i) {
+    const uint32_t bits  = __float_as_uint(x == 0.0f ? 0.0f : x);
+    const uint32_t order = (bits & 0x7fffffffu) > 0x7f800000u ? 0xffffffffu : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    return (unsigned long long) order << 32 | (0xffffffffu - (uint32_t) i);
+}
+
+__device__ __forceinline__ unsigned long long block_max(unsigned long long best, unsigned long long * shared) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) {
+        const unsigned long long other = __shfl_xor_sync(0xffffffff, best, offset, 32);
+        best = other > best ? other : best;
+    }
+    if (threadIdx.x % 32 == 0) {
+        shared[threadIdx.x / 32] = best;
+    }
+    __syncthreads();
+    for (int w = 0; w < THREADS / 32; w++) {
+        best = shared[w] > best ? shared[w] : best;
+    }
+    return best;
+}
+
+__global__ void __launch_bounds__(THREADS) argmax_parts_kernel(const float * x, int64_t stride, int n, unsigned long long * parts) {
+    __shared__ unsigned long long shared[THREADS / 32];
+    x += (int64_t) blockIdx.y * stride;
+    unsigned long long best = 0;
+    for (int i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS) {
+        const unsigned long long c = candidate(x[i], i);
+        best = c > best ? c : best;
+    }
+    best = block_max(best, shared);
+    if (threadIdx.x == 0) {
+        parts[blockIdx.y * gridDim.x + blockIdx.x] = best;
+    }
+}
+
+__global__ void __launch_bounds__(THREADS) argmax_kernel(const unsigned long long * parts, int n_part, int32_t * ids) {
+    __shared__ unsigned long long shared[THREADS / 32];
+    unsigned long long best = 0;
+    for (int i = threadIdx.x; i < n_part; i += THREADS) {
+        best = parts[blockIdx.x * n_part + i] > best ? parts[blockIdx.x * n_part + i] : best;
+    }
+    best = block_max(best, shared);
+    if (threadIdx.x == 0) {
+        ids[blockIdx.x] = best >> 32 == 0xffffffffu ? -1 : (int32_t) (0xffffffffu - (uint32_t) best);
+    }
+}
+
 struct moe_args {
     const float *   picks;
     int64_t         pick_stride, pick_row; // floats
@@ -196,4 +246,14 @@ void luce_cuda_moe_hc_combine(ggml_backend_cuda_context & ctx, const ggml_tensor
     moe_hc_combine_kernel<<<dim3((unsigned) residual->ne[1], (unsigned) inject->ne[0]), THREADS, 0, ctx.stream()>>>(
         a, (const float *) residual->data, luce_stride(residual), (const float *) inject->data, luce_stride(inject),
         (const float *) dst->src[3]->data, y, y + residual->ne[0] * residual->ne[1], ggml_get_op_params_f32(dst, 2));
+}
+
+void luce_cuda_argmax(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
+    const ggml_tensor * logits = dst->src[0];
+    const int n      = (int) logits->ne[0];
+    const int n_row  = (int) logits->ne[1];
+    const int n_part = std::min((n + THREADS - 1) / THREADS, ggml_cuda_info().devices[ctx.device].nsm);
+    ggml_cuda_pool_alloc<unsigned long long> parts(ctx.pool(), (size_t) n_part * n_row);
+    argmax_parts_kernel<<<dim3(n_part, n_row), THREADS, 0, ctx.stream()>>>((const float *) logits->data, luce_stride(logits), n, parts.get());
+    argmax_kernel<<<n_row, THREADS, 0, ctx.stream()>>>(parts.get(), n_part, (int32_t *) dst->data);
 }

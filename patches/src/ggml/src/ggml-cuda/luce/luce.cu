@@ -22,6 +22,7 @@ const luce_cuda_kernel_t kinds[GGML_LUCE_KIND_COUNT] = {
     /* GGML_LUCE_ROUTE       */ luce_cuda_route,
     /* GGML_LUCE_MOE_COMBINE */ luce_cuda_moe_combine,
     /* GGML_LUCE_SILU_SCALE  */ luce_cuda_silu_scale,
+    /* GGML_LUCE_ARGMAX      */ luce_cuda_argmax,
 };
 
 } // namespace
