@@ -149,7 +149,9 @@ bool luce_cuda_qsa_supports(int device, const ggml_tensor * op) {
         case GGML_LUCE_QSA_ATTN: {
             const int64_t d     = op->src[0]->ne[0];
             const int64_t group = op->src[0]->ne[1] / (op->src[1]->ne[0] / d);
+            const int64_t n_key = op->src[3]->ne[0] * ggml_get_op_params_i32(op, 1);
             return luce_qsa_fits(d <= 256, "qsa_attn: heads of at most 256 values") &&
+                   luce_qsa_fits(n_key <= 65536, "qsa_attn: at most 65536 selected tokens") &&
                    luce_qsa_fits(group <= 16, "qsa_attn: at most 16 heads a K/V head");
         }
         default:
