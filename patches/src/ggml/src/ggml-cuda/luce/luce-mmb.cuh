@@ -86,10 +86,12 @@ static __device__ __forceinline__ uint4 luce_w8_pack(const luce_w8<type> & w, in
     }
 }
 
-// 16 bytes on their way through registers; HIP's uint4 would pass through scratch memory in an array
-struct alignas(16) luce_piece {
-    uint32_t v[4];
-};
+// 16 bytes on their way through registers; in an array HIP's uint4 would take the way through scratch memory
+#ifdef GGML_USE_HIP
+typedef uint32_t luce_piece __attribute__((ext_vector_type(4)));
+#else
+typedef uint4 luce_piece;
+#endif
 
 // 16 bytes from global to shared memory without a register; luce_copy_commit closes a group, luce_copy_wait<n> leaves the n
 // youngest groups under way
