@@ -40,6 +40,7 @@ void luce_cuda_silu_scale (ggml_backend_cuda_context & ctx, ggml_tensor * dst);
 void luce_cuda_argmax     (ggml_backend_cuda_context & ctx, ggml_tensor * dst);
 
 // whether the device kernels take these sizes; the reason is logged once a call when they do not
+bool luce_cuda_route_supports(const ggml_tensor * op);
 bool luce_cuda_gdn_supports(int device, const ggml_tensor * op);
 bool luce_cuda_qsa_supports(int device, const ggml_tensor * op); // norm_rope, qsa_pool, qsa_select, qsa_attn
 

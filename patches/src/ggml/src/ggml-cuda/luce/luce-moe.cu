@@ -93,11 +93,14 @@ __device__ void pick_weights(const float * x, const int32_t * ids, int n_expert,
     __syncthreads();
 }
 
-// Candidates as one number that is larger for a better one: the value's order-preserving bits, then the index, reversed. NaN
-// beats everything.
-__device__ __forceinline__ unsigned long long candidate(float x, int i) {
-    const uint32_t bits  = __float_as_uint(x == 0.0f ? 0.0f : x);
-    const uint32_t order = (bits & 0x7fffffffu) > 0x7f800000u ? 0xffffffffu : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+// Candidates as one number that is larger for a better one: the value's order-preserving bits, then the index, reversed. A
+// NaN beats everything or loses to everything.
+__device__ __forceinline__ unsigned long long candidate(float x, int i, bool nan_wins) {
+    const uint32_t bits = __float_as_uint(x == 0.0f ? 0.0f : x);
+    uint32_t order = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    if ((bits & 0x7fffffffu) > 0x7f800000u) {
+        order = nan_wins ? 0xffffffffu : 0;
+    }
     return (unsigned long long) order << 32 | (0xffffffffu - (uint32_t) i);
 }
 
@@ -117,12 +120,13 @@ __device__ __forceinline__ unsigned long long block_max(unsigned long long best,
     return best;
 }
 
-__global__ void __launch_bounds__(THREADS) argmax_parts_kernel(const float * x, int64_t stride, int n, unsigned long long * parts) {
+__global__ void __launch_bounds__(THREADS) argmax_parts_kernel(
+        const float * x, int64_t stride, int n, bool nan_wins, unsigned long long * parts) {
     __shared__ unsigned long long shared[THREADS / 32];
     x += (int64_t) blockIdx.y * stride;
     unsigned long long best = 0;
     for (int i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS) {
-        const unsigned long long c = candidate(x[i], i);
+        const unsigned long long c = candidate(x[i], i, nan_wins);
         best = c > best ? c : best;
     }
     best = block_max(best, shared);
@@ -225,9 +229,31 @@ __global__ void __launch_bounds__(THREADS) moe_hc_combine_kernel(
 
 } // namespace
 
+namespace {
+
+void best_of_each_row(ggml_backend_cuda_context & ctx, ggml_tensor * dst, bool nan_wins) {
+    const ggml_tensor * logits = dst->src[0];
+    const int n      = (int) logits->ne[0];
+    const int n_row  = (int) logits->ne[1];
+    const int n_part = std::min((n + THREADS - 1) / THREADS, ggml_cuda_info().devices[ctx.device].nsm);
+    ggml_cuda_pool_alloc<unsigned long long> parts(ctx.pool(), (size_t) n_part * n_row);
+    argmax_parts_kernel<<<dim3(n_part, n_row), THREADS, 0, ctx.stream()>>>(
+        (const float *) logits->data, luce_stride(logits), n, nan_wins, parts.get());
+    argmax_kernel<<<n_row, THREADS, 0, ctx.stream()>>>(parts.get(), n_part, (int32_t *) dst->data);
+}
+
+} // namespace
+
+bool luce_cuda_route_supports(const ggml_tensor * op) {
+    return op->ne[0] == 1 || op->src[0]->ne[0] <= 1024;
+}
+
 void luce_cuda_route(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     const ggml_tensor * logits = dst->src[0];
-    GGML_ASSERT(logits->ne[0] <= 1024);
+    if (dst->ne[0] == 1) {
+        best_of_each_row(ctx, dst, false);
+        return;
+    }
     route_kernel<<<(unsigned) dst->ne[1], 32, 0, ctx.stream()>>>(
         (const float *) logits->data, luce_stride(logits), (int32_t *) dst->data, (int) logits->ne[0], (int) dst->ne[0]);
 }
@@ -249,11 +275,5 @@ void luce_cuda_moe_hc_combine(ggml_backend_cuda_context & ctx, const ggml_tensor
 }
 
 void luce_cuda_argmax(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
-    const ggml_tensor * logits = dst->src[0];
-    const int n      = (int) logits->ne[0];
-    const int n_row  = (int) logits->ne[1];
-    const int n_part = std::min((n + THREADS - 1) / THREADS, ggml_cuda_info().devices[ctx.device].nsm);
-    ggml_cuda_pool_alloc<unsigned long long> parts(ctx.pool(), (size_t) n_part * n_row);
-    argmax_parts_kernel<<<dim3(n_part, n_row), THREADS, 0, ctx.stream()>>>((const float *) logits->data, luce_stride(logits), n, parts.get());
-    argmax_kernel<<<n_row, THREADS, 0, ctx.stream()>>>(parts.get(), n_part, (int32_t *) dst->data);
+    best_of_each_row(ctx, dst, true);
 }

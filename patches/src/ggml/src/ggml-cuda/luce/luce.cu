@@ -31,6 +31,8 @@ bool ggml_luce_cuda_supports(int device, const ggml_tensor * op) {
     switch (ggml_get_op_params_i32(op, 0)) {
         case GGML_LUCE_GDN:
             return luce_cuda_gdn_supports(device, op);
+        case GGML_LUCE_ROUTE:
+            return luce_cuda_route_supports(op);
         case GGML_LUCE_NORM_ROPE:
         case GGML_LUCE_QSA_POOL:
         case GGML_LUCE_QSA_SELECT:
