@@ -5,6 +5,8 @@
 
 #include "luce-cuda.cuh"
 
+#include "common.cuh"
+
 // one entry of the `rows` table
 struct luce_row {
     int32_t slot;

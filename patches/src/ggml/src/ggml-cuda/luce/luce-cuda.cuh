@@ -3,8 +3,9 @@
 // Copyright (c) 2026 the pyluce authors. MIT licence.
 #pragma once
 
-#include "common.cuh"
 #include "ggml-luce.h"
+
+struct ggml_backend_cuda_context;
 
 // what ggml-cuda.cu calls
 

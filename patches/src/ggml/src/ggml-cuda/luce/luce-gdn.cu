@@ -16,6 +16,7 @@
 #define GDN_LANES        8   // lanes that share one state row
 #define GDN_MAX_D        128
 #define GDN_MAX_TAPS     8
+#define GDN_CLUSTER      2   // thread blocks that share a value head in row graphs, on devices with clusters
 #define GDN_PREP_ROWS    8   // rows a warp of the first chunk kernel walks
 #define GDN_SCAN_COLS    16  // columns of dv a block of the scan owns
 #define GDN_SCAN_ROWS    16  // rows the scan stages at a time
@@ -131,60 +132,108 @@ static __device__ __forceinline__ float gdn_part(const float (&x)[F], const floa
 // row graphs
 // ---------------------------------------------------------------------------------------------------------------------
 
-template <int DP>
-struct gdn_row_block {
-    static constexpr int n_threads = DP * GDN_LANES < 512 ? DP * GDN_LANES : 512;
-    static constexpr int n_cols    = DP * GDN_LANES / n_threads; // a thread's state rows
-};
+// CL thread blocks, a cluster, share a head's dv; 1 where there are no clusters
+constexpr int gdn_row_threads(int dp, int cl) {
+    return dp / cl * GDN_LANES < 512 ? dp / cl * GDN_LANES : 512;
+}
 
-// grid (T, nv). A block whose row is not its sequence's first has nothing to do. A thread owns one channel of q, k or v and
-// keeps its taps in registers. The q and k channels of a key head are read by nv/nk blocks, and the first of them keeps
-// them in the history: a run so long that this would overwrite what another block has yet to read is walked by that
-// block alone, one value head after the other.
-template <int DP, int KT, bool exact>
-static __global__ void __launch_bounds__(gdn_row_block<DP>::n_threads, 1) luce_gdn_row_kernel(const gdn_args a) {
-    constexpr int n_threads = gdn_row_block<DP>::n_threads;
-    constexpr int n_cols    = gdn_row_block<DP>::n_cols;
+// a cluster's barrier in two parts; the first pair orders no memory
+static __device__ __forceinline__ void gdn_cluster_arrive() {
+#if !defined(GGML_USE_HIP) && !defined(GGML_USE_MUSA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= GGML_CUDA_CC_HOPPER
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" : : : "memory");
+#else
+    NO_DEVICE_CODE;
+#endif
+}
+
+static __device__ __forceinline__ void gdn_cluster_wait() {
+#if !defined(GGML_USE_HIP) && !defined(GGML_USE_MUSA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= GGML_CUDA_CC_HOPPER
+    asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
+#else
+    NO_DEVICE_CODE;
+#endif
+}
+
+static __device__ __forceinline__ void gdn_cluster_sync() {
+#if !defined(GGML_USE_HIP) && !defined(GGML_USE_MUSA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= GGML_CUDA_CC_HOPPER
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" : : : "memory");
+#else
+    NO_DEVICE_CODE;
+#endif
+}
+
+// writes x where block `rank` of the cluster has this shared variable
+static __device__ __forceinline__ void gdn_cluster_put(float * shared, int rank, float x) {
+#if !defined(GGML_USE_HIP) && !defined(GGML_USE_MUSA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= GGML_CUDA_CC_HOPPER
+    const unsigned int here = (unsigned int) __cvta_generic_to_shared(shared);
+    unsigned int there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(rank));
+    asm volatile("st.shared::cluster.f32 [%0], %1;" : : "r"(there), "f"(x) : "memory");
+#else
+    GGML_UNUSED_VARS(shared, rank, x);
+    NO_DEVICE_CODE;
+#endif
+}
+
+// grid (T, nv, CL), clusters of (1, 1, CL). A block whose row is not its sequence's first has nothing to do. A thread owns one
+// channel of q, k or v and keeps its taps in registers. The q and k channels of a key head are read by nv/nk clusters, and
+// the first of them keeps them in the history: a run so long that this would overwrite what another has yet to read is
+// walked by that cluster alone, one value head after the other. May start before the kernel before it has ended: until
+// the synchronisation it reads only the rows table, weights and what earlier graphs left in the state.
+template <int DP, int KT, bool exact, int CL>
+static __global__ void __launch_bounds__(gdn_row_threads(DP, CL), 1) luce_gdn_row_kernel(const gdn_args a) {
+    constexpr int cols      = DP / CL;
+    constexpr int n_threads = gdn_row_threads(DP, CL);
+    constexpr int n_cols    = cols * GDN_LANES / n_threads; // a thread's state rows
     constexpr int F         = DP / GDN_LANES;
-    static_assert(n_threads > 3 * DP && DP % 32 == 0, "a thread a channel, and one for the gates");
+    static_assert(n_threads > 2 * DP + cols && cols % 32 == 0, "a thread a channel, and one for the gates");
 
-    __shared__ __align__(16) float qkv[3 * DP];
-    __shared__ float out[DP];
+    __shared__ __align__(16) float qkv[2 * DP + cols];
+    __shared__ float out[cols];
     __shared__ float gates[2];
+    __shared__ float parts[2][CL]; // of the sum of squares; rows take turns
 
     const int      d    = exact ? DP : a.d;
     const int      t    = threadIdx.x;
     const int      r0   = blockIdx.x;
+    const int      rank = CL == 1 ? 0 : blockIdx.z;
+    const int      j0   = rank * cols; // this block's first dv
     const luce_row row  = a.rows[r0];
     const int      slot = row.slot;
     const int      p0   = row.position;
 
     if (slot < 0) {
-        for (int i = t; i < d; i += n_threads) {
-            a.dst[((int64_t) r0 * a.nv + blockIdx.y) * d + i] = 0.0f;
+        ggml_cuda_pdl_sync();
+        if (t < cols && j0 + t < d) {
+            a.dst[((int64_t) r0 * a.nv + blockIdx.y) * d + j0 + t] = 0.0f;
         }
         return;
     }
     if (r0 > 0 && a.rows[r0 - 1].slot == slot) {
         return;
     }
-    const int  reach    = r0 + a.history_ring - a.n_tap + 1;
+    const int  reach      = r0 + a.history_ring - a.n_tap + 1;
     const bool one_by_one = reach < a.n_row && a.rows[reach].slot == slot;
     if (one_by_one && (int) blockIdx.y >= a.nk) {
         return;
     }
+    bool starting = CL > 1; // the other blocks may not run yet
+    if (CL > 1) {
+        gdn_cluster_arrive();
+    }
 
-    const int lane = t % GDN_LANES;
-    const int col0 = t / GDN_LANES;
-    const int part = t / DP; // 0 q, 1 k, 2 v
-    const int i    = t % DP;
+    const int  lane = t % GDN_LANES;
+    const int  col0 = t / GDN_LANES;
+    const int  part = t < DP ? 0 : t < 2 * DP ? 1 : t < 2 * DP + cols ? 2 : 3; // q, k, v, none
+    const int  i    = part == 0 ? t : part == 1 ? t - DP : j0 + t - 2 * DP;
     const bool owns = part < 3 && i < d;
+    int        turn = 0;
 
 #pragma unroll 1
     for (int hv = blockIdx.y; hv < a.nv; hv += a.nk) {
-        const int hk = hv % a.nk;
-        const int c  = (part == 0 ? hk : part == 1 ? a.nk + hk : 2 * a.nk + hv) * d + i;
-        const bool keeps_qk = one_by_one ? hv + a.nk >= a.nv : hv < a.nk;
+        const int  hk = hv % a.nk;
+        const int  c  = (part == 0 ? hk : part == 1 ? a.nk + hk : 2 * a.nk + hv) * d + i;
+        const bool keeps_qk = rank == 0 && (one_by_one ? hv + a.nk >= a.nv : hv < a.nk);
         const bool keeps    = owns && (part == 2 || keeps_qk);
 
         float s[n_cols][F];
@@ -200,7 +249,7 @@ static __global__ void __launch_bounds__(gdn_row_block<DP>::n_threads, 1) luce_g
             const float * from = gdn_state(a, slot, p0, hv);
 #pragma unroll
             for (int n = 0; n < n_cols; n++) {
-                gdn_load_state<F, exact>(from, d, col0 + n * (n_threads / GDN_LANES), lane, s[n]);
+                gdn_load_state<F, exact>(from, d, j0 + col0 + n * (n_threads / GDN_LANES), lane, s[n]);
             }
         }
 
@@ -212,10 +261,19 @@ static __global__ void __launch_bounds__(gdn_row_block<DP>::n_threads, 1) luce_g
             w[b] = owns && b < a.n_tap ? a.conv[(int64_t) (a.n_tap - 1 - b) * a.channels + c] : 0.0f;
             x[b] = owns && b > 0 && b < a.n_tap && b <= p0 ? gdn_history(a, slot, p0 - b)[c] : 0.0f;
         }
+        if (CL > 1 && one_by_one) { // block 0 overwrites no history that the others have yet to read
+            if (starting) {
+                gdn_cluster_wait();
+                starting = false;
+            }
+            gdn_cluster_sync();
+        }
+        ggml_cuda_pdl_sync();
         if (owns) {
             x_next = a.qkv[r0 * a.qkv_stride + c];
         }
 
+#pragma unroll 1
         for (int r = r0; ; r++) {
             const int  position = p0 + (r - r0);
             const bool last     = r + 1 >= a.n_row || a.rows[r + 1].slot != slot;
@@ -225,6 +283,10 @@ static __global__ void __launch_bounds__(gdn_row_block<DP>::n_threads, 1) luce_g
             if (owns && !last) {
                 x_next = a.qkv[(r + 1) * a.qkv_stride + c];
             }
+            float zi = 0.0f;
+            if (t < cols && j0 + t < d) {
+                zi = a.z[r * a.z_stride + hv * d + j0 + t];
+            }
             if (part < 3) {
                 float y = 0.0f;
 #pragma unroll
@@ -232,7 +294,7 @@ static __global__ void __launch_bounds__(gdn_row_block<DP>::n_threads, 1) luce_g
                     y = fmaf(x[b], w[b], y);
                 }
                 qkv[t] = luce_silu(y); // zero beyond d
-            } else if (t == 3 * DP) {
+            } else if (t == 2 * DP + cols) {
                 const float2 g = gdn_gates(a, r, hv);
                 gates[0] = g.x;
                 gates[1] = g.y;
@@ -243,10 +305,6 @@ static __global__ void __launch_bounds__(gdn_row_block<DP>::n_threads, 1) luce_g
 #pragma unroll
             for (int b = KT - 1; b > 0; b--) {
                 x[b] = x[b - 1];
-            }
-            float zi = 0.0f;
-            if (t < d) {
-                zi = a.z[r * a.z_stride + hv * d + t];
             }
             __syncthreads();
 
@@ -280,24 +338,40 @@ static __global__ void __launch_bounds__(gdn_row_block<DP>::n_threads, 1) luce_g
                     float * to = gdn_state(a, slot, position + 1, hv);
 #pragma unroll
                     for (int n = 0; n < n_cols; n++) {
-                        gdn_store_state<F, exact>(to, d, col0 + n * (n_threads / GDN_LANES), lane, s[n]);
+                        gdn_store_state<F, exact>(to, d, j0 + col0 + n * (n_threads / GDN_LANES), lane, s[n]);
                     }
                 }
             }
             __syncthreads();
 
-            if (t < DP) { // whole warps; each sums the head by itself
-                float sum = 0.0f;
+            float sum = 0.0f;
+            if (t < cols) { // whole warps; each sums the block's part of the head by itself
 #pragma unroll
-                for (int m = 0; m < DP / 32; m++) {
+                for (int m = 0; m < cols / 32; m++) {
                     const float o = out[t % 32 + 32 * m]; // zero beyond d
                     sum = fmaf(o, o, sum);
                 }
                 sum = warp_reduce_sum<32>(sum);
-                if (t < d) {
-                    const float y = out[t] * rsqrtf(sum / d + a.eps) * a.misc[2 * a.nv + t];
-                    a.dst[((int64_t) r * a.nv + hv) * d + t] = y * luce_sigmoid(zi);
+            }
+            if constexpr (CL > 1) {
+                if (starting) {
+                    gdn_cluster_wait();
+                    starting = false;
                 }
+                if (t < CL) {
+                    gdn_cluster_put(&parts[turn][rank], t, sum);
+                }
+                gdn_cluster_sync();
+                sum = parts[turn][0];
+#pragma unroll
+                for (int n = 1; n < CL; n++) {
+                    sum += parts[turn][n];
+                }
+                turn ^= 1;
+            }
+            if (t < cols && j0 + t < d) {
+                const float y = out[t] * rsqrtf(sum / d + a.eps) * a.misc[2 * a.nv + j0 + t];
+                a.dst[((int64_t) r * a.nv + hv) * d + j0 + t] = y * luce_sigmoid(zi);
             }
             if (last) {
                 break;
@@ -724,12 +798,56 @@ static gdn_args gdn_arguments(const ggml_tensor * dst) {
     return a;
 }
 
+// the row kernel, its start overlapping the end of the kernel before it where the device can
+template <int DP, int KT, bool exact, int CL>
+static void gdn_launch_rows(cudaStream_t stream, const gdn_args & a) {
+    const dim3 grid(a.n_row, a.nv, CL);
+    const int  n_threads = gdn_row_threads(DP, CL);
+#if defined(GGML_CUDA_USE_PDL)
+    static const bool overlap = []() {
+        const char * env = getenv("GGML_CUDA_PDL");
+        return env == nullptr || atoi(env) != 0;
+    }();
+    void (*kernel)(const gdn_args) = luce_gdn_row_kernel<DP, KT, exact, CL>;
+    cudaLaunchAttribute attributes[2] = {};
+    cudaLaunchConfig_t  config = {};
+    config.gridDim  = grid;
+    config.blockDim = dim3(n_threads);
+    config.stream   = stream;
+    config.attrs    = attributes;
+    if (CL > 1) {
+        attributes[config.numAttrs].id               = cudaLaunchAttributeClusterDimension;
+        attributes[config.numAttrs].val.clusterDim.x = 1;
+        attributes[config.numAttrs].val.clusterDim.y = 1;
+        attributes[config.numAttrs].val.clusterDim.z = CL;
+        config.numAttrs++;
+    }
+    if (overlap && ggml_cuda_kernel_can_use_pdl((const void *) kernel)) {
+        attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[config.numAttrs].val.programmaticStreamSerializationAllowed = 1;
+        config.numAttrs++;
+    }
+    CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, a));
+#else
+    luce_gdn_row_kernel<DP, KT, exact, CL><<<grid, n_threads, 0, stream>>>(a);
+    CUDA_CHECK(cudaGetLastError());
+#endif
+}
+
 template <int DP, int KT, bool exact>
 static void gdn_launch(ggml_backend_cuda_context & ctx, const gdn_args & a) {
     cudaStream_t stream = ctx.stream();
     if (a.keep_rows) {
-        luce_gdn_row_kernel<DP, KT, exact><<<dim3(a.n_row, a.nv), gdn_row_block<DP>::n_threads, 0, stream>>>(a);
-        CUDA_CHECK(cudaGetLastError());
+#if !defined(GGML_USE_HIP) && !defined(GGML_USE_MUSA)
+        if constexpr (exact) {
+            const int cc = ggml_cuda_info().devices[ctx.device].cc;
+            if (ggml_cuda_highest_compiled_arch(cc) >= GGML_CUDA_CC_HOPPER) {
+                gdn_launch_rows<DP, KT, exact, GDN_CLUSTER>(stream, a);
+                return;
+            }
+        }
+#endif
+        gdn_launch_rows<DP, KT, exact, 1>(stream, a);
         return;
     }
     ggml_cuda_pool_alloc<float> qk(ctx.pool(), (size_t) a.n_row * a.nk * (2 * DP + 4));

@@ -1,7 +1,7 @@
 // pyluce: the table of luce kinds on a CUDA or HIP device, and which products and sizes its kernels take.
 //
 // Copyright (c) 2026 the pyluce authors. MIT licence.
-#include "luce-cuda.cuh"
+#include "luce-common.cuh"
 
 namespace {
 
