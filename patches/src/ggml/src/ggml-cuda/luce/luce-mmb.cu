@@ -31,7 +31,7 @@ struct x_rows {
     }
 };
 
-// x to 16-bit rows of Kp values, zeros beyond K
+// x to 16-bit rows of Kp values, zeros beyond K; a thread writes four pairs
 template <typename T2>
 __launch_bounds__(n_threads)
 static __global__ void luce_mmb_x16(const x_rows x, uint4 * __restrict__ x16, int n_row, int K, int Kp, bool any) {
@@ -41,48 +41,78 @@ static __global__ void luce_mmb_x16(const x_rows x, uint4 * __restrict__ x16, in
         return;
     }
     const int r = (int) (i/n_piece);
-    const int k = (int) (i%n_piece)*8;
+    const int c = (int) (i%n_piece);
     const float * from = x.row(r);
-    float v[8];
-    if (!any && k + 8 <= K) {
-        const float4 a = *(const float4 *) (from + k);
-        const float4 b = *(const float4 *) (from + k + 4);
-        v[0] = a.x; v[1] = a.y; v[2] = a.z; v[3] = a.w;
-        v[4] = b.x; v[5] = b.y; v[6] = b.z; v[7] = b.w;
-    } else {
+    uint32_t p[4];
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
-            v[j] = k + j < K ? from[k + j] : 0.0f;
+    for (int j = 0; j < 4; j++) {
+#ifdef GGML_USE_HIP
+        const int k = 8*c + 2*j;
+#else
+        const int k = c/8*LUCE_MMB_K + 16*j + c%8*2; // the inverse of luce_pair_place
+#endif
+        float2 v;
+        if (!any && k + 2 <= K) {
+            v = *(const float2 *) (from + k);
+        } else {
+            v.x = k     < K ? from[k]     : 0.0f;
+            v.y = k + 1 < K ? from[k + 1] : 0.0f;
         }
+        p[j] = luce_pack<T2>(v.x, v.y);
     }
-    x16[i] = luce_pack8<T2>(v);
+    x16[i] = make_uint4(p[0], p[1], p[2], p[3]);
 }
 
-// weights to rows of Kp values, zeros beyond K; T2 float2: floats
+// weights to 16-bit rows of Kp values, zeros beyond K; a thread widens sixteen
 template <ggml_type type, typename T2>
 __launch_bounds__(n_threads)
 static __global__ void luce_mmb_w16(const luce_mmb_weights w, uint4 * __restrict__ to, int Kp) {
-    const int64_t i = (int64_t) blockIdx.x*n_threads + threadIdx.x;
-    const int n_piece = Kp/8;
-    if (i >= (int64_t) w.M*n_piece) {
+    __shared__ uint32_t shared[n_threads/4*LUCE_MMB_STRIDE];
+    const int     tid    = threadIdx.x;
+    const int     n_unit = Kp/16;
+    const int64_t n      = (int64_t) w.M*n_unit;
+    const int64_t u      = (int64_t) blockIdx.x*n_threads + tid;
+    const int     k      = (int) (u%n_unit)*16;
+    uint32_t p[8] = { 0 };
+    if (u < n && k < w.K) {
+        luce_w16<type> raw;
+        luce_load16<type>(raw, w.data + u/n_unit*w.nb_row, k, w.K, w.any);
+        luce_w16_pack<type, T2>(p, raw, k);
+    }
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        shared[tid/4*LUCE_MMB_STRIDE + luce_pair_place(tid%4, j)] = p[j];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int     o  = tid + r*n_threads; // pieces of four pairs; two a thread
+        const int64_t at = (int64_t) blockIdx.x*(2*n_threads) + o;
+        if (at < 2*n) {
+            to[at] = *(const uint4 *) &shared[o/8*LUCE_MMB_STRIDE + o%8*4];
+        }
+    }
+}
+
+// weights to rows of Kp floats, in their own order, zeros beyond K
+template <ggml_type type>
+__launch_bounds__(n_threads)
+static __global__ void luce_mmb_w32(const luce_mmb_weights w, float * __restrict__ to, int Kp) {
+    const int     n_unit = Kp/16;
+    const int64_t u      = (int64_t) blockIdx.x*n_threads + threadIdx.x;
+    const int     k      = (int) (u%n_unit)*16;
+    if (u >= (int64_t) w.M*n_unit) {
         return;
     }
-    const int64_t m = i/n_piece;
-    const int     k = (int) (i%n_piece)*8;
-    luce_w8<type> raw;
+    float v[16] = { 0.0f };
     if (k < w.K) {
-        luce_load8<type>(raw, w.data + m*w.nb_row, k, w.K, w.any);
+        luce_w16<type> raw;
+        luce_load16<type>(raw, w.data + u/n_unit*w.nb_row, k, w.K, w.any);
+        raw.get(v, k);
     }
-    if constexpr (std::is_same_v<T2, float2>) {
-        float v[8] = { 0.0f };
-        if (k < w.K) {
-            raw.get(v, k);
-        }
-        float4 * f = (float4 *) (to + 2*i);
-        f[0] = make_float4(v[0], v[1], v[2], v[3]);
-        f[1] = make_float4(v[4], v[5], v[6], v[7]);
-    } else {
-        to[i] = k < w.K ? luce_w8_pack<type, T2>(raw, k) : make_uint4(0, 0, 0, 0);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        *(float4 *) (to + 16*u + 4*i) = make_float4(v[4*i], v[4*i + 1], v[4*i + 2], v[4*i + 3]);
     }
 }
 
@@ -357,14 +387,19 @@ bool aligned(const void * p, int64_t nb, int n) {
     return (uintptr_t) p % n == 0 && nb % n == 0;
 }
 
+// all weights of a matrix as 16-bit rows; T2 float2: as floats
 template <ggml_type type, typename T2>
 void widen(const luce_mmb_weights & w, void * to, int Kp, cudaStream_t stream) {
-    const int64_t n = (int64_t) w.M*(Kp/8);
-    luce_mmb_w16<type, T2><<<(unsigned) ((n + n_threads - 1)/n_threads), n_threads, 0, stream>>>(w, (uint4 *) to, Kp);
+    const int64_t  n      = (int64_t) w.M*(Kp/16);
+    const unsigned n_grid = (unsigned) ((n + n_threads - 1)/n_threads);
+    if constexpr (std::is_same_v<T2, float2>) {
+        luce_mmb_w32<type><<<n_grid, n_threads, 0, stream>>>(w, (float *) to, Kp);
+    } else {
+        luce_mmb_w16<type, T2><<<n_grid, n_threads, 0, stream>>>(w, (uint4 *) to, Kp);
+    }
     CUDA_CHECK(cudaGetLastError());
 }
 
-// all weights of a matrix as 16-bit rows, or floats
 template <bool floats>
 void widen(ggml_type type, const luce_mmb_weights & w, void * to, int Kp, cudaStream_t stream) {
 #define LUCE_WIDEN(TYPE, T2) case TYPE: widen<TYPE, std::conditional_t<floats, float2, T2>>(w, to, Kp, stream); break
@@ -448,7 +483,7 @@ void luce_cuda_chunk_mul_mat(ggml_backend_cuda_context & ctx, ggml_tensor * dst)
     w.M         = (int) src0->ne[1];
     w.K         = (int) src0->ne[0];
     w.any       = ggml_blck_size(src0->type) == 1 &&
-        (w.K%8 != 0 || !aligned(w.data, w.nb_row, 16) || !aligned(w.data, w.nb_expert, 16));
+        (w.K%16 != 0 || !aligned(w.data, w.nb_row, 16) || !aligned(w.data, w.nb_expert, 16));
     float * out = (float *) dst->data;
 
     x_rows x;
@@ -520,12 +555,7 @@ void luce_cuda_chunk_mul_mat(ggml_backend_cuda_context & ctx, ggml_tensor * dst)
         luce_mmb_tiles(src0->type, w, x16.get(), cols, out, stream);
         return;
     }
-    const bool as_it_is = ggml_blck_size(src0->type) == 1 && !w.any && Kp == w.K && w.nb_row == 2*(int64_t) Kp;
-    ggml_cuda_pool_alloc<uint16_t> w16(ctx.pool());
-    const void * rows = w.data;
-    if (!as_it_is) {
-        rows = w16.alloc((size_t) w.M*Kp);
-        widen<false>(src0->type, w, w16.get(), Kp, stream);
-    }
-    luce_mmb_dense(half, rows, x16.get(), w.M, Kp, n_row, out, ggml_cuda_info().devices[ctx.device].nsm, stream);
+    ggml_cuda_pool_alloc<uint16_t> w16(ctx.pool(), (size_t) w.M*Kp);
+    widen<false>(src0->type, w, w16.get(), Kp, stream);
+    luce_mmb_dense(half, w16.get(), x16.get(), w.M, Kp, n_row, out, ggml_cuda_info().devices[ctx.device].nsm, stream);
 }

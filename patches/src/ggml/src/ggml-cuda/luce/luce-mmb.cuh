@@ -50,7 +50,7 @@ struct luce_mmb_weights {
     int64_t nb_expert;
     int M;
     int K;
-    bool any; // a float type whose rows are not aligned to 16 bytes, or K is no multiple of 8
+    bool any; // a float type whose rows are not aligned to 16 bytes, or K is no multiple of 16
 };
 
 // weights widened inside the tile; x16: rows of luce_mmb_padded(K) 16-bit values, dst: rows of M
@@ -68,22 +68,34 @@ static __device__ __forceinline__ uint32_t luce_pack(float a, float b) {
     return bits;
 }
 
-template <typename T2>
-static __device__ __forceinline__ uint4 luce_pack8(const float * v) {
-    return make_uint4(luce_pack<T2>(v[0], v[1]), luce_pack<T2>(v[2], v[3]), luce_pack<T2>(v[4], v[5]), luce_pack<T2>(v[6], v[7]));
+// sixteen weights as pairs of 16-bit values; the two float types of 16 bits pass as they are
+template <ggml_type type, typename T2>
+static __device__ __forceinline__ void luce_w16_pack(uint32_t * p, const luce_w16<type> & w, int k) {
+    if constexpr ((type == GGML_TYPE_F16 && std::is_same_v<T2, half2>) || (type == GGML_TYPE_BF16 && std::is_same_v<T2, nv_bfloat162>)) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            p[i] = w.q[i];
+        }
+        GGML_UNUSED(k);
+    } else {
+        float v[16];
+        w.get(v, k);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            p[i] = luce_pack<T2>(v[2*i], v[2*i + 1]);
+        }
+    }
 }
 
-// eight weights as 16-bit values; the two float types of 16 bits pass as they are
-template <ggml_type type, typename T2>
-static __device__ __forceinline__ uint4 luce_w8_pack(const luce_w8<type> & w, int k) {
-    if constexpr ((type == GGML_TYPE_F16 && std::is_same_v<T2, half2>) || (type == GGML_TYPE_BF16 && std::is_same_v<T2, nv_bfloat162>)) {
-        GGML_UNUSED(k);
-        return w.q;
-    } else {
-        float v[8];
-        w.get(v, k);
-        return luce_pack8<T2>(v);
-    }
+// Where pair j (0..7) of sixteen values, number q (0..3) of 64, stands in a row of 16-bit values. CUDA: a lane of a matrix
+// instruction wants values 2q, 2q+1, 2q+8, 2q+9 of its row, so these are made consecutive in memory: then a lane that has
+// widened sixteen weights holds its own operands of four instructions. Both operands are stored alike.
+static __device__ __forceinline__ constexpr int luce_pair_place(int q, int j) {
+#ifdef GGML_USE_HIP
+    return 8*q + j;
+#else
+    return 8*(j/2) + 4*(j%2) + q;
+#endif
 }
 
 // 16 bytes on their way through registers; in an array HIP's uint4 would take the way through scratch memory
