@@ -47,6 +47,7 @@ enum ggml_luce_kind {
     GGML_LUCE_ROUTE,
     GGML_LUCE_MOE_COMBINE,
     GGML_LUCE_SILU_SCALE,
+    GGML_LUCE_ARGMAX,
     GGML_LUCE_KIND_COUNT,
 };
 
@@ -147,6 +148,13 @@ GGML_API struct ggml_tensor * ggml_luce_moe_combine(
 
 // x [n, T] -> [n, T]: silu(x * scale)
 GGML_API struct ggml_tensor * ggml_luce_silu_scale(struct ggml_context * ctx, struct ggml_tensor * x, float scale);
+
+// logits [V, T] -> I32 [1, T]: where the largest is, of equal ones the lowest; -1 for a row that has a NaN
+GGML_API struct ggml_tensor * ggml_luce_argmax(struct ggml_context * ctx, struct ggml_tensor * logits);
+
+// a graph that is computed again and again as it is: a device that captured it need not compare its nodes with the last time's.
+// To be called again whenever a tensor of it has moved.
+GGML_API void ggml_luce_graph_retain(struct ggml_cgraph * graph);
 
 // marks a MUL_MAT or MUL_MAT_ID; false when the tensor is neither
 GGML_API bool                 ggml_luce_set_phase(struct ggml_tensor * tensor, enum ggml_luce_phase phase);

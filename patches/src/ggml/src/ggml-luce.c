@@ -18,7 +18,7 @@ const char * ggml_luce_stamp(void) {
 const char * ggml_luce_kind_name(enum ggml_luce_kind kind) {
     static const char * names[GGML_LUCE_KIND_COUNT] = {
         "hc_init", "hc_norm", "hc_mix", "hc_combine", "norm_rope", "gdn", "qsa_pool", "qsa_select", "qsa_attn",
-        "ple_gate", "ple_conv", "route", "moe_combine", "silu_scale",
+        "ple_gate", "ple_conv", "route", "moe_combine", "silu_scale", "argmax",
     };
     return kind >= 0 && kind < GGML_LUCE_KIND_COUNT ? names[kind] : "unknown";
 }
@@ -275,6 +275,17 @@ struct ggml_tensor * ggml_luce_silu_scale(struct ggml_context * ctx, struct ggml
     struct ggml_tensor * dst = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, x->ne[0], x->ne[1]);
     ggml_set_op_params_f32(dst, 1, scale);
     FINISH(dst, x);
+}
+
+struct ggml_tensor * ggml_luce_argmax(struct ggml_context * ctx, struct ggml_tensor * logits) {
+    const enum ggml_luce_kind kind = GGML_LUCE_ARGMAX;
+    EXPECT(is_rows(logits, logits->ne[0], logits->ne[1]) && logits->ne[0] > 0);
+    struct ggml_tensor * dst = ggml_new_tensor_2d(ctx, GGML_TYPE_I32, 1, logits->ne[1]);
+    FINISH(dst, logits);
+}
+
+void ggml_luce_graph_retain(struct ggml_cgraph * graph) {
+    graph->uid = ggml_graph_next_uid();
 }
 
 bool ggml_luce_set_phase(struct ggml_tensor * tensor, enum ggml_luce_phase phase) {

@@ -27,6 +27,7 @@ const luce_kind_entry kinds[GGML_LUCE_KIND_COUNT] = {
     /* GGML_LUCE_ROUTE       */ { luce_route,       nullptr },
     /* GGML_LUCE_MOE_COMBINE */ { luce_moe_combine, nullptr },
     /* GGML_LUCE_SILU_SCALE  */ { luce_silu_scale,  nullptr },
+    /* GGML_LUCE_ARGMAX      */ { luce_argmax,      nullptr },
 };
 
 const luce_kind_entry & entry_of(const ggml_tensor * dst) {

@@ -30,6 +30,7 @@ void luce_ple_conv   (const ggml_compute_params * params, ggml_tensor * dst);
 void luce_route      (const ggml_compute_params * params, ggml_tensor * dst);
 void luce_moe_combine(const ggml_compute_params * params, ggml_tensor * dst);
 void luce_silu_scale (const ggml_compute_params * params, ggml_tensor * dst);
+void luce_argmax     (const ggml_compute_params * params, ggml_tensor * dst);
 
 size_t luce_gdn_work_size       (const ggml_tensor * dst, int n_tasks);
 size_t luce_qsa_select_work_size(const ggml_tensor * dst, int n_tasks);

@@ -67,3 +67,20 @@ void luce_moe_combine(const ggml_compute_params * params, ggml_tensor * dst) {
         ggml_vec_mad_f32((int) n, y, row_of(shared, r), luce_sigmoid(row_of(gate, r)[0]));
     }
 }
+
+void luce_argmax(const ggml_compute_params * params, ggml_tensor * dst) {
+    const ggml_tensor * logits = dst->src[0];
+    const int64_t n = logits->ne[0];
+
+    const luce_share share(dst->ne[1], params->ith, params->nth);
+    for (int64_t r = share.begin; r < share.end; r++) {
+        const float * x = row_of(logits, r);
+        int64_t best = 0;
+        bool    nan  = false;
+        for (int64_t i = 0; i < n; i++) {
+            nan |= x[i] != x[i];
+            best = x[i] > x[best] ? i : best;
+        }
+        ((int32_t *) dst->data)[r] = nan ? -1 : (int32_t) best;
+    }
+}

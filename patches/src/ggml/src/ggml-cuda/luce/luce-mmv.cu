@@ -1,0 +1,112 @@
+// pyluce: matrix products of a row graph: which kernel, how many thread blocks.
+//
+// Copyright (c) 2026 the pyluce authors. MIT licence.
+#include "luce-mmv.cuh"
+
+bool luce_mmv_supports_type(ggml_type type) {
+    switch (type) {
+#define LUCE_CASE(TYPE) case TYPE: return true;
+        LUCE_MMV_TYPES(LUCE_CASE)
+#undef LUCE_CASE
+        default: return false;
+    }
+}
+
+luce_job luce_job_of(const ggml_tensor * dst) {
+    const ggml_tensor * w   = dst->src[0];
+    const ggml_tensor * x   = dst->src[1];
+    const ggml_tensor * ids = dst->op == GGML_OP_MUL_MAT_ID ? dst->src[2] : nullptr;
+    luce_job job = {};
+    job.w        = (const char *) w->data;
+    job.w_row    = (int64_t) w->nb[1];
+    job.w_expert = (int64_t) w->nb[2];
+    job.x        = (const float *) x->data;
+    job.x_row    = (int64_t) ((ids ? x->nb[2] : x->nb[1]) / sizeof(float));
+    job.x_pick   = ids && x->ne[1] > 1 ? (int64_t) (x->nb[1] / sizeof(float)) : 0;
+    job.ids      = ids ? (const int32_t *) ids->data : nullptr;
+    job.ids_row  = ids ? (int64_t) (ids->nb[1] / sizeof(int32_t)) : 0;
+    job.dst      = (float *) dst->data;
+    job.dst_row  = (int64_t) ((ids ? dst->nb[2] : dst->nb[1]) / sizeof(float));
+    job.dst_pick = ids ? (int64_t) (dst->nb[1] / sizeof(float)) : 0;
+    job.type     = w->type;
+    job.k        = (int) w->ne[0];
+    job.m        = (int) w->ne[1];
+    job.n_used   = ids ? (int) ids->ne[0] : 1;
+    job.epilogue = LUCE_STORE;
+    return job;
+}
+
+namespace {
+
+constexpr int WARPS = 8; // of a thread block of the kernel
+
+int n_task(const luce_job & job) {
+    return job.epilogue == LUCE_STORE || job.epilogue == LUCE_SILU_SCALE ? (job.m + 1) / 2 : job.m;
+}
+
+void launch_type(ggml_backend_cuda_context & ctx, ggml_type type, const luce_jobs & jobs, int n_block, size_t column_bytes) {
+    switch (type) {
+#define LUCE_CASE(TYPE) case TYPE: luce_mmv_launch<TYPE>(ctx, jobs, n_block, column_bytes); break;
+        LUCE_MMV_TYPES(LUCE_CASE)
+#undef LUCE_CASE
+        default: GGML_ABORT("row product: no kernel for %s", ggml_type_name(type));
+    }
+}
+
+} // namespace
+
+void luce_launch_jobs(ggml_backend_cuda_context & ctx, luce_job * jobs, int n_job, int n_row) {
+    GGML_ASSERT(n_job <= LUCE_MAX_JOBS);
+    const auto & device = ggml_cuda_info().devices[ctx.device];
+    bool done[LUCE_MAX_JOBS] = {};
+    for (int lead = 0; lead < n_job; lead++) {
+        if (done[lead]) {
+            continue;
+        }
+        const ggml_type type = jobs[lead].type;
+        size_t column_bytes = 0;
+        luce_jobs same;
+        same.n_job = 0;
+        for (int j = lead; j < n_job; j++) {
+            if (jobs[j].type == type) {
+                done[j] = true;
+                same.job[same.n_job++] = jobs[j];
+                if (ggml_is_quantized(type)) {
+                    column_bytes = std::max(column_bytes, jobs[j].k / 32 * sizeof(block_q8_1));
+                }
+            }
+        }
+        // as many columns at once as their shared memory leaves room for two thread blocks on a multiprocessor
+        int group = LUCE_MMV_COLUMNS;
+        while (group > 1 && column_bytes * group > device.smpbo / 2) {
+            group /= 2;
+        }
+        for (int first = 0; first < n_row; first += group) {
+            same.first_row = first;
+            same.n_row     = std::min(group, n_row - first);
+            int n_block = 0;
+            for (int j = 0; j < same.n_job; j++) {
+                luce_job & job = same.job[j];
+                job.first_block = n_block;
+                job.n_block     = std::min((n_task(job) + WARPS - 1) / WARPS, 4 * device.nsm);
+                n_block += job.n_block * (job.ids ? job.n_used * same.n_row : 1);
+            }
+            launch_type(ctx, type, same, n_block, column_bytes);
+        }
+    }
+}
+
+bool luce_cuda_row_mul_mat_supports(int device, const ggml_tensor * op) {
+    GGML_UNUSED(device);
+    const ggml_tensor * w = op->src[0];
+    const ggml_tensor * x = op->src[1];
+    if (!luce_mmv_supports_type(w->type) || x->type != GGML_TYPE_F32 || w->ne[0] % 32 != 0 || x->nb[1] % 16 != 0 || w->nb[0] != ggml_type_size(w->type)) {
+        return false;
+    }
+    return op->op == GGML_OP_MUL_MAT ? x->ne[2] == 1 && x->ne[3] == 1 && w->ne[2] == 1 && w->ne[3] == 1 : x->ne[3] == 1 && w->ne[3] == 1;
+}
+
+void luce_cuda_row_mul_mat(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
+    luce_job job = luce_job_of(dst);
+    luce_launch_jobs(ctx, &job, 1, (int) (dst->op == GGML_OP_MUL_MAT ? dst->ne[1] : dst->ne[2]));
+}

@@ -1,0 +1,74 @@
+// pyluce: matrix products of a row graph as jobs, several in one launch.
+//
+// Copyright (c) 2026 the pyluce authors. MIT licence.
+#pragma once
+
+#include "luce-common.cuh"
+
+enum luce_epilogue {
+    LUCE_STORE = 0,
+    LUCE_SILU_SCALE, // silu(scale * value)
+    LUCE_SWIGLU,     // silu(row m of w) * (row m of w_up)
+    LUCE_HC_MIX,     // mean over the streams of xn * sigmoid(value): rows m, m + H, ... of w give value m
+};
+
+// One product: w [k, m] or, with ids, w [k, m, n_expert] for each pick.
+struct luce_job {
+    const char *    w;
+    const char *    w_up;        // LUCE_SWIGLU: the second matrix
+    int64_t         w_row;       // bytes from row to row
+    int64_t         w_expert;    // bytes from expert to expert
+    const float *   x;
+    int64_t         x_row;       // floats from a row of the graph to the next
+    int64_t         x_pick;      // floats from pick to pick, 0: all picks read the same
+    const int32_t * ids;         // NULL: dense
+    int64_t         ids_row;
+    float *         dst;
+    int64_t         dst_row;
+    int64_t         dst_pick;
+    const float *   xn;          // LUCE_HC_MIX
+    int64_t         xn_row;
+    ggml_type       type;
+    int             k, m;        // m: values that are stored for a row
+    int             n_used;      // picks of a row, 1 when dense
+    int             n_stream;    // LUCE_HC_MIX
+    float           scale;       // LUCE_SILU_SCALE
+    luce_epilogue   epilogue;
+    int             n_block;     // thread blocks of a column group (dense) or of a pick
+    int             first_block; // set by luce_launch_jobs
+};
+
+constexpr int LUCE_MAX_JOBS = 8;
+
+// columns of one launch; with 8 the AMD compilers spill
+#ifdef GGML_USE_HIP
+constexpr int LUCE_MMV_COLUMNS = 4;
+#else
+constexpr int LUCE_MMV_COLUMNS = 8;
+#endif
+
+bool luce_mmv_supports_type(ggml_type type);
+
+// the job of a MUL_MAT or MUL_MAT_ID node
+luce_job luce_job_of(const ggml_tensor * dst);
+
+// computes jobs whose outputs nobody among them reads, for n_row rows of the graph
+void luce_launch_jobs(ggml_backend_cuda_context & ctx, luce_job * jobs, int n_job, int n_row);
+
+// what the kernel is launched with: jobs of one type of weights
+struct luce_jobs {
+    luce_job job[LUCE_MAX_JOBS];
+    int      n_job;
+    int      first_row; // of this group of columns
+    int      n_row;     // in it
+};
+
+template <ggml_type type>
+void luce_mmv_launch(ggml_backend_cuda_context & ctx, const luce_jobs & jobs, int n_block, size_t column_bytes);
+
+// X(type) for every type of weights that the kernel takes
+#define LUCE_MMV_TYPES(X)                                                                                          \
+    X(GGML_TYPE_F32) X(GGML_TYPE_F16) X(GGML_TYPE_BF16) X(GGML_TYPE_Q2_0) X(GGML_TYPE_Q4_0) X(GGML_TYPE_Q4_1)      \
+    X(GGML_TYPE_Q5_0) X(GGML_TYPE_Q5_1) X(GGML_TYPE_Q8_0) X(GGML_TYPE_Q2_K) X(GGML_TYPE_Q3_K) X(GGML_TYPE_Q4_K)    \
+    X(GGML_TYPE_Q5_K) X(GGML_TYPE_Q6_K) X(GGML_TYPE_IQ4_NL) X(GGML_TYPE_IQ4_XS) X(GGML_TYPE_IQ3_S)                 \
+    X(GGML_TYPE_IQ3_XXS)

@@ -1,0 +1,279 @@
+// pyluce: the router's choice and the sum of the experts it chose.
+//
+// Copyright (c) 2026 the pyluce authors. MIT licence.
+#include "luce-common.cuh"
+
+namespace {
+
+constexpr int THREADS  = 256;
+constexpr int MAX_USED = 64;
+
+// of two candidates the larger logit, of equal ones the lower index
+__device__ __forceinline__ bool better(float a, int i, float b, int j) {
+    return a > b || (a == b && i < j);
+}
+
+// One warp a row: n_used times the best logit that is not taken. A lane looks at experts lane, lane + 32, ...; `taken` is
+// its bit mask of them, so at most 1,024 experts. NaN counts as -inf: ids are valid whatever the logits are.
+__global__ void __launch_bounds__(32) route_kernel(const float * logits, int64_t stride, int32_t * ids, int n_expert, int n_used) {
+    const int     lane = threadIdx.x;
+    const float * x    = logits + (int64_t) blockIdx.x * stride;
+    uint32_t      taken = 0;
+    float         value = 0.0f;
+    int           index = 0;
+    bool          stale = true;
+    for (int j = 0; j < n_used; j++) {
+        if (stale) {
+            value = -INFINITY;
+            index = INT_MAX;
+            for (int e = lane; e < n_expert; e += 32) {
+                if (!(taken >> (e / 32) & 1)) {
+                    const float v = x[e] == x[e] ? x[e] : -INFINITY;
+                    if (better(v, e, value, index)) {
+                        value = v;
+                        index = e;
+                    }
+                }
+            }
+        }
+        float best = value;
+        int   at   = index;
+#pragma unroll
+        for (int offset = 16; offset > 0; offset /= 2) {
+            const float v = __shfl_xor_sync(0xffffffff, best, offset, 32);
+            const int   e = __shfl_xor_sync(0xffffffff, at, offset, 32);
+            if (better(v, e, best, at)) {
+                best = v;
+                at   = e;
+            }
+        }
+        stale = at == index;
+        if (stale) {
+            taken |= 1u << (at / 32);
+        }
+        if (lane == 0) {
+            ids[(int64_t) blockIdx.x * n_used + j] = at;
+        }
+    }
+}
+
+// the weights of a row's picks: softmax over all experts at the picked ids, divided by their sum (at least 2^-14)
+__device__ void pick_weights(const float * x, const int32_t * ids, int n_expert, int n_used, float * weights, float * shared) {
+    float top = -INFINITY;
+    for (int e = threadIdx.x; e < n_expert; e += THREADS) {
+        top = fmaxf(top, x[e]);
+    }
+    top = warp_reduce_max<32>(top);
+    if (threadIdx.x % 32 == 0) {
+        shared[threadIdx.x / 32] = top;
+    }
+    __syncthreads();
+    for (int w = 0; w < THREADS / 32; w++) {
+        top = fmaxf(top, shared[w]);
+    }
+    __syncthreads();
+    float part = 0.0f;
+    for (int e = threadIdx.x; e < n_expert; e += THREADS) {
+        part += expf(x[e] - top);
+    }
+    const float all = luce_block_sum<THREADS>(part, shared);
+    if ((int) threadIdx.x < n_used) {
+        weights[threadIdx.x] = expf(x[ids[threadIdx.x]] - top) / all;
+    }
+    __syncthreads();
+    float chosen = 0.0f;
+    for (int j = 0; j < n_used; j++) {
+        chosen += weights[j];
+    }
+    chosen = fmaxf(chosen, 0x1p-14f);
+    __syncthreads();
+    if ((int) threadIdx.x < n_used) {
+        weights[threadIdx.x] /= chosen;
+    }
+    __syncthreads();
+}
+
+// Candidates as one number that is larger for a better one: the value's order-preserving bits, then the index, reversed. A
+// NaN beats everything or loses to everything.
+__device__ __forceinline__ unsigned long long candidate(float x, int i, bool nan_wins) {
+    const uint32_t bits = __float_as_uint(x == 0.0f ? 0.0f : x);
+    uint32_t order = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    if ((bits & 0x7fffffffu) > 0x7f800000u) {
+        order = nan_wins ? 0xffffffffu : 0;
+    }
+    return (unsigned long long) order << 32 | (0xffffffffu - (uint32_t) i);
+}
+
+__device__ __forceinline__ unsigned long long block_max(unsigned long long best, unsigned long long * shared) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) {
+        const unsigned long long other = __shfl_xor_sync(0xffffffff, best, offset, 32);
+        best = other > best ? other : best;
+    }
+    if (threadIdx.x % 32 == 0) {
+        shared[threadIdx.x / 32] = best;
+    }
+    __syncthreads();
+    for (int w = 0; w < THREADS / 32; w++) {
+        best = shared[w] > best ? shared[w] : best;
+    }
+    return best;
+}
+
+__global__ void __launch_bounds__(THREADS) argmax_parts_kernel(
+        const float * x, int64_t stride, int n, bool nan_wins, unsigned long long * parts) {
+    __shared__ unsigned long long shared[THREADS / 32];
+    x += (int64_t) blockIdx.y * stride;
+    unsigned long long best = 0;
+    for (int i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS) {
+        const unsigned long long c = candidate(x[i], i, nan_wins);
+        best = c > best ? c : best;
+    }
+    best = block_max(best, shared);
+    if (threadIdx.x == 0) {
+        parts[blockIdx.y * gridDim.x + blockIdx.x] = best;
+    }
+}
+
+__global__ void __launch_bounds__(THREADS) argmax_kernel(const unsigned long long * parts, int n_part, int32_t * ids) {
+    __shared__ unsigned long long shared[THREADS / 32];
+    unsigned long long best = 0;
+    for (int i = threadIdx.x; i < n_part; i += THREADS) {
+        best = parts[blockIdx.x * n_part + i] > best ? parts[blockIdx.x * n_part + i] : best;
+    }
+    best = block_max(best, shared);
+    if (threadIdx.x == 0) {
+        ids[blockIdx.x] = best >> 32 == 0xffffffffu ? -1 : (int32_t) (0xffffffffu - (uint32_t) best);
+    }
+}
+
+struct moe_args {
+    const float *   picks;
+    int64_t         pick_stride, pick_row; // floats
+    const float *   logits;
+    int64_t         logits_row;
+    const int32_t * ids;
+    const float *   shared;
+    int64_t         shared_row;
+    const float *   gate;
+    int64_t         gate_row;
+    int             n, n_expert, n_used;
+};
+
+moe_args args_of(const ggml_tensor * dst) {
+    const ggml_tensor * picks = dst->src[0];
+    moe_args a;
+    a.picks       = (const float *) picks->data;
+    a.pick_stride = (int64_t) (picks->nb[1] / sizeof(float));
+    a.pick_row    = (int64_t) (picks->nb[2] / sizeof(float));
+    a.logits      = (const float *) dst->src[1]->data;
+    a.logits_row  = luce_stride(dst->src[1]);
+    a.ids         = (const int32_t *) dst->src[2]->data;
+    a.shared      = (const float *) dst->src[3]->data;
+    a.shared_row  = luce_stride(dst->src[3]);
+    a.gate        = (const float *) dst->src[4]->data;
+    a.gate_row    = luce_stride(dst->src[4]);
+    a.n           = (int) dst->ne[0];
+    a.n_expert    = (int) dst->src[1]->ne[0];
+    a.n_used      = (int) picks->ne[1];
+    return a;
+}
+
+// value i of a row's mixture: picks in order, then the shared expert
+__device__ __forceinline__ float mixture(const moe_args & a, int64_t row, int i, const float * weights, float shared_weight) {
+    float sum = 0.0f;
+    for (int j = 0; j < a.n_used; j++) {
+        sum = fmaf(a.picks[row * a.pick_row + j * a.pick_stride + i], weights[j], sum);
+    }
+    return fmaf(a.shared[row * a.shared_row + i], shared_weight, sum);
+}
+
+__global__ void __launch_bounds__(THREADS) moe_combine_kernel(const moe_args a, float * y) {
+    __shared__ float weights[MAX_USED];
+    __shared__ float shared[THREADS / 32];
+    const int64_t row = blockIdx.x;
+    pick_weights(a.logits + row * a.logits_row, a.ids + row * a.n_used, a.n_expert, a.n_used, weights, shared);
+    const float w = luce_sigmoid(a.gate[row * a.gate_row]);
+    for (int i = blockIdx.y * THREADS + threadIdx.x; i < a.n; i += gridDim.y * THREADS) {
+        y[row * a.n + i] = mixture(a, row, i, weights, w);
+    }
+}
+
+// the mixture and the hyper-connection that takes it, the same arithmetic as one after the other
+__global__ void __launch_bounds__(THREADS) moe_hc_combine_kernel(
+        const moe_args a, const float * residual, int64_t residual_row, const float * inject, int64_t inject_row, const float * gain,
+        float * y, float * normed, float eps) {
+    __shared__ float weights[MAX_USED];
+    __shared__ float shared[THREADS / 32];
+    const int64_t row    = blockIdx.x;
+    const int     stream = blockIdx.y;
+    const int     h      = a.n;
+    const int64_t n      = (int64_t) gridDim.y * h;
+    pick_weights(a.logits + row * a.logits_row, a.ids + row * a.n_used, a.n_expert, a.n_used, weights, shared);
+    const float shared_weight = luce_sigmoid(a.gate[row * a.gate_row]);
+    const float w = 2.0f * luce_sigmoid(inject[row * inject_row + stream] / (float) gridDim.y);
+    residual += row * residual_row + stream * h;
+    y        += row * n + stream * h;
+    float squares = 0.0f;
+    for (int i = threadIdx.x; i < h; i += THREADS) {
+        const float v = fmaf(mixture(a, row, i, weights, shared_weight), w, residual[i]);
+        y[i] = v;
+        squares += v * v;
+    }
+    const float scale = 1.0f / sqrtf(luce_block_sum<THREADS>(squares, shared) / (float) h + eps);
+    normed += row * n + stream * h;
+    for (int i = threadIdx.x; i < h; i += THREADS) {
+        normed[i] = y[i] * scale * gain[stream * h + i];
+    }
+}
+
+} // namespace
+
+namespace {
+
+void best_of_each_row(ggml_backend_cuda_context & ctx, ggml_tensor * dst, bool nan_wins) {
+    const ggml_tensor * logits = dst->src[0];
+    const int n      = (int) logits->ne[0];
+    const int n_row  = (int) logits->ne[1];
+    const int n_part = std::min((n + THREADS - 1) / THREADS, ggml_cuda_info().devices[ctx.device].nsm);
+    ggml_cuda_pool_alloc<unsigned long long> parts(ctx.pool(), (size_t) n_part * n_row);
+    argmax_parts_kernel<<<dim3(n_part, n_row), THREADS, 0, ctx.stream()>>>(
+        (const float *) logits->data, luce_stride(logits), n, nan_wins, parts.get());
+    argmax_kernel<<<n_row, THREADS, 0, ctx.stream()>>>(parts.get(), n_part, (int32_t *) dst->data);
+}
+
+} // namespace
+
+bool luce_cuda_route_supports(const ggml_tensor * op) {
+    return op->ne[0] == 1 || op->src[0]->ne[0] <= 1024;
+}
+
+void luce_cuda_route(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
+    const ggml_tensor * logits = dst->src[0];
+    if (dst->ne[0] == 1) {
+        best_of_each_row(ctx, dst, false);
+        return;
+    }
+    route_kernel<<<(unsigned) dst->ne[1], 32, 0, ctx.stream()>>>(
+        (const float *) logits->data, luce_stride(logits), (int32_t *) dst->data, (int) logits->ne[0], (int) dst->ne[0]);
+}
+
+void luce_cuda_moe_combine(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
+    const moe_args a = args_of(dst);
+    const unsigned n_part = std::min<unsigned>((a.n + THREADS - 1) / THREADS, dst->ne[1] < 64 ? 16 : 1);
+    moe_combine_kernel<<<dim3((unsigned) dst->ne[1], n_part), THREADS, 0, ctx.stream()>>>(a, (float *) dst->data);
+}
+
+void luce_cuda_moe_hc_combine(ggml_backend_cuda_context & ctx, const ggml_tensor * moe, ggml_tensor * dst) {
+    const moe_args a = args_of(moe);
+    const ggml_tensor * residual = dst->src[0];
+    const ggml_tensor * inject   = dst->src[2];
+    float * y = (float *) dst->data;
+    moe_hc_combine_kernel<<<dim3((unsigned) residual->ne[1], (unsigned) inject->ne[0]), THREADS, 0, ctx.stream()>>>(
+        a, (const float *) residual->data, luce_stride(residual), (const float *) inject->data, luce_stride(inject),
+        (const float *) dst->src[3]->data, y, y + residual->ne[0] * residual->ne[1], ggml_get_op_params_f32(dst, 2));
+}
+
+void luce_cuda_argmax(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
+    best_of_each_row(ctx, dst, true);
+}
