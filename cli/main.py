@@ -14,6 +14,7 @@ import click
 from cli.chat import chat
 from cli.doctor import doctor
 from cli.hash import hash_command
+from cli.park import park, unpark
 from cli.plan import plan
 from cli.props import props
 from cli.run import run
@@ -32,6 +33,8 @@ def luce() -> None:
 luce.add_command(run)
 luce.add_command(chat)
 luce.add_command(props)
+luce.add_command(park)
+luce.add_command(unpark)
 luce.add_command(hash_command)
 luce.add_command(doctor)
 luce.add_command(plan)

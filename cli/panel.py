@@ -15,6 +15,7 @@ BARS = "▁▂▃▄▅▆▇█"
 _HEALTH = {
     "ok": ("ready", "green"),
     "busy": ("working", "yellow"),
+    "parked": ("parked", "cyan"),
     "stalled": ("stalled", "red"),
     "failed": ("engine ended", "red"),
 }

@@ -126,7 +126,7 @@ def _open(path: Path, options: LoadOptions, report: Progress) -> tuple[ParkingCo
             idle_prefill=options.idle_prefill,
         )
         parking = ParkingCore(
-            core, keeper, park_after_s=options.park_after_s, unpark_on_request=options.unpark_on_request
+            core, keeper, park_after_s=options.park_after, unpark_on_request=options.unpark_on_request
         )
         owners.enter_context(stack.pop_all())
         return parking, LoadedModel(info, tokenizer, template, keeper.memory_report, parking)

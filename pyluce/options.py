@@ -44,7 +44,7 @@ class LoadOptions:
     * idle_prefill: while nobody waits, compute what the next turn of a conversation will begin with (needs the prefix cache).
     * cache_dir: a folder where the prefix cache's entries are kept too, so that they survive a restart and a park; one process at a time.
     * cache_dir_mib: size of the files in it at most; None is 8192.
-    * park_after_s: release the model's memory when nothing was to do for so many seconds; None: never by itself.
+    * park_after: release the model's memory when nothing was to do for so many seconds; None: never by itself.
     * unpark_on_request: a request loads a parked model again, instead of being refused.
 
     Raises OptionError naming the option.
@@ -63,7 +63,7 @@ class LoadOptions:
     idle_prefill: bool = True
     cache_dir: Path | None = None
     cache_dir_mib: int | None = None
-    park_after_s: float | None = None
+    park_after: float | None = None
     unpark_on_request: bool = False
     device: str = "cpu"
 
@@ -90,12 +90,12 @@ class LoadOptions:
                 raise OptionError("cache_dir_mib: expected with cache_dir only, found no cache_dir")
         if self.cache_dir is not None and self.prefix_cache_mib == 0:
             raise OptionError("cache_dir: expected a prefix cache, whose entries it keeps, found prefix_cache_mib 0")
-        if self.park_after_s is not None:
-            if isinstance(self.park_after_s, bool) or not 0.0 < self.park_after_s < float("inf"):
-                raise OptionError(f"park_after_s: expected a positive number of seconds, found {self.park_after_s}")
+        if self.park_after is not None:
+            if isinstance(self.park_after, bool) or not 0.0 < self.park_after < float("inf"):
+                raise OptionError(f"park_after: expected a positive number of seconds, found {self.park_after}")
             if self.cache_dir is None and self.prefix_cache_mib != 0:
                 raise OptionError(
-                    "park_after_s: expected a cache_dir, where the prefix cache is kept meanwhile (or prefix_cache_mib 0), found none"
+                    "park_after: expected a cache_dir, where the prefix cache is kept meanwhile (or prefix_cache_mib 0), found none"
                 )
         _check_integer("max_queue", self.max_queue, 0, MAX_QUEUE)
         if isinstance(self.prefill_share, bool) or not isinstance(self.prefill_share, (int, float)):

@@ -136,7 +136,14 @@ class ParkingCore(Generic[S]):
         if self._why is None or stats.activity is Activity.CLOSED:
             return stats
         activity = Activity.LOADING if self._loading else Activity.PARKED
-        return replace(stats, activity=activity, activity_since=self._since, heartbeat=self._beat_at, parked=self._why)
+        return replace(
+            stats,
+            activity=activity,
+            activity_since=self._since,
+            heartbeat=self._beat_at,
+            parked=self._why,
+            unparks_on_request=self._on_request,
+        )
 
     # on the engine thread
 

@@ -67,7 +67,8 @@ class EngineStats:
     * invariant_violations: what the engine found wrong with itself; 0 or a bug.
     * prompt_tokens_per_second, generated_tokens_per_second: over the last 10 seconds.
     * memory: the runner's report, renewed after each request.
-    * parked: why the model is parked, None when it is not (`activity` is PARKED then, or LOADING while it comes back).
+    * parked: why the model is parked, None when it is not (`activity` is PARKED then, or LOADING while it comes back);
+      unparks_on_request: a request brings it back.
     """
 
     started_at: float
@@ -91,6 +92,7 @@ class EngineStats:
     generated_tokens_per_second: float = 0.0
     memory: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     parked: str | None = None
+    unparks_on_request: bool = False
 
     @property
     def busy_slots(self) -> int:
