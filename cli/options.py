@@ -24,6 +24,7 @@ from pyluce.options import (
     LoadOptions,
     OptionError,
 )
+from pyluce.spec.options import MAX_WIDTH, parse_sources
 
 Command = Callable[..., Any]
 
@@ -75,6 +76,20 @@ class PrefixCacheSize(click.ParamType):  # type: ignore[type-arg]
             return int(value)
         except ValueError:
             self.fail(f"expected auto or a number of MiB, found {value!r}", param, ctx)
+
+
+class SpecSources(click.ParamType):  # type: ignore[type-arg]
+    """Names separated by commas, or `off`, which is none of them."""
+
+    name = "mtp,lookup|off"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            return parse_sources(value)
+        except ValueError as error:
+            self.fail(str(error).removeprefix("spec: "), param, ctx)
 
 
 _ENGINE = (
@@ -172,6 +187,30 @@ _ENGINE = (
         help="While nobody waits, compute what the next turn of a conversation begins with.",
     ),
     click.option(
+        "--spec",
+        type=SpecSources(),
+        metavar="mtp,lookup|off",
+        envvar="LUCE_SPEC",
+        show_envvar=True,
+        help="Where drafts come from: the model's draft head, the text itself.  [default: mtp, if the model has a head]",
+    ),
+    click.option(
+        "--verify-width",
+        type=click.IntRange(0, MAX_WIDTH),
+        default=_LOAD.verify_width,
+        show_default=True,
+        envvar="LUCE_VERIFY_WIDTH",
+        show_envvar=True,
+        help=f"Rows verified at once, the next token and its drafts: 0 adaptive, 1 no drafts, 2 to {MAX_WIDTH} fixed.",
+    ),
+    click.option(
+        "--draft",
+        type=click.Path(path_type=Path),
+        envvar="LUCE_DRAFT",
+        show_envvar=True,
+        help="A file with the draft head.  [default: the model's own, or mtp-*.gguf beside it or in MTP/]",
+    ),
+    click.option(
         "--chat-template-file",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         help="A chat template to use instead of the model's own.",
@@ -262,6 +301,9 @@ def engine_options(command: Command) -> Command:
         prefill_share: float,
         prefix_cache_mib: int | None,
         idle_prefill: str,
+        spec: tuple[str, ...] | None,
+        verify_width: int,
+        draft: Path | None,
         chat_template_file: Path | None,
         quiet: bool,
         **rest: Any,
@@ -281,6 +323,9 @@ def engine_options(command: Command) -> Command:
                 prefill_share=prefill_share,
                 prefix_cache_mib=prefix_cache_mib,
                 idle_prefill=idle_prefill == "on",
+                spec=spec,
+                verify_width=verify_width,
+                draft=draft,
             )
         except OptionError as error:
             raise click.UsageError(as_flag(error)) from error

@@ -17,6 +17,8 @@ from pyluce.memory.planner import PlanError
 from pyluce.native.sampler import SamplerChain
 from pyluce.native.vocabulary import Vocabulary
 from pyluce.options import DEFAULT_MODEL, LoadOptions, OptionError
+from pyluce.spec.speculator import Speculator
+from pyluce.speculation import Speculation, choose_speculation
 from pyluce.state import SequenceState
 from pyluce.text import ChatTemplate, Tokenizer
 from pyluce.weights import ModelError, open_model
@@ -63,6 +65,7 @@ class OpenedModel:
     n_ctx: int
     budget_bytes: int
     warnings: list[str]
+    speculation: Speculation
 
 
 def open_runner(path: Path, options: LoadOptions, report: Progress) -> OpenedModel:
@@ -70,15 +73,18 @@ def open_runner(path: Path, options: LoadOptions, report: Progress) -> OpenedMod
 
     Raises OptionError, ModelError or NativeError, with nothing left behind.
     """
-    with open_model(path) as model_file:
+    with open_model(path, draft=options.draft) as model_file:
         warnings = list(model_file.warnings)
+        speculation = choose_speculation(model_file, options)
+        if speculation.uses_head:
+            model_file.attach_draft(embedding=options.device != "cpu")
         try:
-            plan = plan_load(model_file, options)
+            plan = plan_load(model_file, options, speculation)
         except PlanError as error:
             raise OptionError(str(error)) from error
     warnings += plan.warnings
     runner = TrunkRunner(path, runner_options(plan, options), report)
-    return OpenedModel(runner, plan.request.n_ctx, plan.prefix_cache_bytes, warnings)
+    return OpenedModel(runner, plan.request.n_ctx, plan.prefix_cache_bytes, warnings, speculation)
 
 
 def _open(path: Path, options: LoadOptions, report: Progress) -> tuple[ParkingCore[SequenceState], LoadedModel]:
@@ -112,6 +118,7 @@ def _open(path: Path, options: LoadOptions, report: Progress) -> tuple[ParkingCo
             threads=runner.options.n_threads,
             warnings=tuple(warnings),
             chunk=runner.options.chunk_tokens,
+            speculation=opened.speculation,
         )
         new_chain = partial(SamplerChain, hparams.n_vocab)
         resources = Resources(runner, tokenizer, new_chain, n_ctx, runner.options.chunk_tokens)
@@ -119,6 +126,7 @@ def _open(path: Path, options: LoadOptions, report: Progress) -> tuple[ParkingCo
         core = BatchCore(
             resources,
             owners.close,
+            speculator=Speculator(opened.speculation.options) if opened.speculation.options.enabled else None,
             n_slots=options.max_concurrency,
             max_queue=options.max_queue,
             prefill_share=options.prefill_share,

@@ -25,6 +25,7 @@ from pyluce.engine import (
 from pyluce.engine.thread import attach_finalizer
 from pyluce.options import DEFAULT_MODEL, LoadOptions
 from pyluce.prompts import PromptBuilder
+from pyluce.speculation import NO_SPECULATION, Speculation
 from pyluce.text import ChatTemplate, Tokenizer
 
 Progress = Callable[[str, int, int], None]
@@ -44,6 +45,7 @@ class ModelInfo:
     threads: int
     warnings: tuple[str, ...] = ()
     chunk: int | None = None
+    speculation: Speculation = NO_SPECULATION
 
 
 class Parking(Protocol):

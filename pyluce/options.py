@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from pyluce.spec.options import check_sources, check_width
+
 DEFAULT_MAX_CTX: Final = 8192
 DEFAULT_CACHE_DIR_MIB: Final = 8192
 KV_TYPES: Final = ("f16", "f32")
@@ -35,6 +37,9 @@ class LoadOptions:
     * kv_type: "f16" or "f32", the type of attention keys and values.
     * chunk: prompt tokens computed at once, a multiple of 16; 0: as many as memory allows (docs/memory.md).
     * repack: keep matrices a second time in the layout that this CPU multiplies fastest (on a GPU nothing is repacked).
+    * spec: where drafts come from, "mtp" (the model's draft head) and "lookup" (the text itself); None: mtp, if the model has a head.
+    * verify_width: rows verified at once, the next token and its drafts: 0 adaptive, 1 no drafts at all, 2 to 8 fixed.
+    * draft: a file with the draft head, instead of the model's own or of one found beside it.
     * chat_template: a template to use instead of the file's.
     * max_concurrency: requests computed at once, 1 to 64; their state is allocated at the start.
     * max_queue: requests that may wait for a slot; the next one is refused.
@@ -66,12 +71,16 @@ class LoadOptions:
     park_after: float | None = None
     unpark_on_request: bool = False
     device: str = "cpu"
+    spec: tuple[str, ...] | None = None
+    verify_width: int = 0
+    draft: Path | None = None
 
     def __post_init__(self) -> None:
         if DEVICE_NAME.fullmatch(self.device) is None:
             raise OptionError(f"device: expected cpu, cuda:N or hip:N, found {self.device!r}")
         if self.device != "cpu" and self.threads is not None:
             raise OptionError(f"threads: expected none with the device {self.device}, found {self.threads}")
+        self._check_speculation()
         if self.max_ctx is not None:
             _check_integer("max_ctx", self.max_ctx, 1, MAX_CTX_LIMIT)
         if self.threads is not None:
@@ -102,6 +111,19 @@ class LoadOptions:
             raise OptionError(f"prefill_share: expected a number, found {type(self.prefill_share).__name__}")
         if not 0.0 <= self.prefill_share <= 1.0:
             raise OptionError(f"prefill_share: expected a number from 0 to 1, found {self.prefill_share}")
+
+    def _check_speculation(self) -> None:
+        try:
+            check_width(self.verify_width)
+            check_sources(self.spec or ())
+        except ValueError as error:
+            raise OptionError(str(error)) from None
+        if self.draft is None:
+            return
+        if self.verify_width == 1 or (self.spec is not None and "mtp" not in self.spec):
+            raise OptionError("draft: expected with mtp among spec, and a verify_width other than 1")
+        if not self.draft.is_file():
+            raise OptionError(f"draft: expected a GGUF file with a draft head, found none at {self.draft}")
 
 
 def available_cpus() -> int:

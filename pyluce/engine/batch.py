@@ -5,37 +5,30 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from pyluce.engine.admission import AdmissionGate
+from pyluce.engine.decoding import Decoder
 from pyluce.engine.errors import DeadlineError, EngineError, RequestCancelledError
 from pyluce.engine.events import Event, FinishReason, PrefillEvent
 from pyluce.engine.generate import Generation, GenerationRequest, Resources, chunk_bounds
 from pyluce.engine.idle import IdlePrefill, IdlePrompt
+from pyluce.engine.live import Live
 from pyluce.engine.plan import Admission, Chunk, Plan, StepResult
 from pyluce.engine.protocols import Logits, PrefixStore, Runner, SequenceLike
 from pyluce.engine.scheduler import Phase, Scheduler
 from pyluce.engine.stats import Activity, Counters, EngineStats, Outcome, SlotState, SlotStats
 from pyluce.engine.ticket import Ticket
+from pyluce.spec.speculator import Speculator
 
 S = TypeVar("S", bound=SequenceLike)
 
 KEEP_EVERY = 4096  # prompt tokens; ends of chunks at its multiples are offered to the store
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Live(Generic[S]):
-    """A request in a slot. `next_token` was chosen and is not in the state yet."""
-
-    ticket: Ticket
-    generation: Generation
-    state: S
-    next_token: int = -1
 
 
 class BatchCore(Generic[S]):
@@ -55,6 +48,7 @@ class BatchCore(Generic[S]):
         prefill_share: float,
         store: PrefixStore[S] | None = None,
         idle_prefill: bool = True,
+        speculator: Speculator[S] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`n_slots`: the runner's, all of them free. `store`: where prompts' states are kept; `clock`: seconds, as the tickets'."""
@@ -65,6 +59,7 @@ class BatchCore(Generic[S]):
         self._idle = IdlePrefill(resources, store) if store is not None and idle_prefill else None
         self._close = close
         self._clock = clock
+        self._decoder = Decoder(speculator, clock)
         self._gate = AdmissionGate(n_slots, max_queue, clock)
         self._scheduler = Scheduler(n_slots, prefill_share)
         self._tickets: dict[int, Ticket] = {}  # in the queue or in a slot
@@ -241,16 +236,19 @@ class BatchCore(Generic[S]):
         return StepResult(plan, decoded - begun, done - decoded)
 
     def _decode(self, numbers: tuple[int, ...]) -> None:
-        rows = [self._live[number] for number in numbers]
+        candidates = [self._live[number].candidate(self.resources.n_ctx) for number in numbers]
         try:
-            logits = self.resources.runner.decode([(live.state, live.next_token) for live in rows])
+            verified = self._decoder.compute(self.resources.runner, candidates)
         except Exception as error:
             for number in numbers:
                 self._end(number, Outcome.FAILED, error)
             return
-        self._counters.add_rows(len(numbers))
-        for number, row in zip(numbers, logits, strict=True):
-            self._choose(number, row)
+        self._counters.add_rows(sum(len(rows.logits) for rows in verified))
+        for candidate, rows in zip(candidates, verified, strict=True):
+            try:
+                self._decoder.accept(candidate, rows, partial(self._choose, candidate.number))
+            except Exception as error:
+                self._end(candidate.number, Outcome.FAILED, error)
 
     def _prefill(self, chunk: Chunk) -> None:
         live = self._live[chunk.sequence]
@@ -266,7 +264,8 @@ class BatchCore(Generic[S]):
         if chunk.last:
             self._choose(chunk.sequence, logits)
 
-    def _choose(self, number: int, logits: Logits | None) -> None:
+    def _choose(self, number: int, logits: Logits | None) -> int | None:
+        """The next token of a sequence, from its row; None when the answer ended."""
         live = self._live[number]
         generation = live.generation
         try:
@@ -277,13 +276,14 @@ class BatchCore(Generic[S]):
             self._counters.add_token(self._clock())
             self._outbox.append((live.ticket, token))
             if not generation.finished:
-                return
+                return token.token
             finish = generation.finish()
         except Exception as error:
             self._end(number, Outcome.FAILED, error)
-            return
+            return None
         self._outbox.append((live.ticket, finish))
         self._end(number, Outcome.STOP if finish.reason is FinishReason.STOP else Outcome.LENGTH)
+        return None
 
     # requests come and go
 
@@ -356,6 +356,7 @@ class BatchCore(Generic[S]):
         """Free everything that a request holds; its answer goes out with the next delivery."""
         ticket = self._tickets.pop(number)
         live = self._live.pop(number, None)
+        self._decoder.end(number)
         for free in self._owned_by(live) if live is not None else ():
             try:
                 free()
@@ -403,7 +404,8 @@ class BatchCore(Generic[S]):
     def _snapshot(self) -> EngineStats:
         now = self._clock()
         slots = tuple(self._slot_stats(number, now) for number in self._scheduler.slots)
-        return self._counters.snapshot(now, slots, self._memory, self._gate.max_queue)
+        made = self._counters.snapshot(now, slots, self._memory, self._gate.max_queue)
+        return replace(made, speculation=self._decoder.stats())
 
     def _slot_stats(self, number: int | None, now: float) -> SlotStats:
         live = self._live.get(number) if number is not None else None

@@ -58,6 +58,7 @@ class NoModel:
     """Runner and store of a parked core."""
 
     n_free_slots = 0
+    graphs_built = 0
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -78,6 +79,10 @@ class NoModel:
         raise ParkedError(ASKED, RETRY_S)
 
     def decode(self, *_: Any) -> NoReturn:
+        """Nobody asks."""
+        raise ParkedError(ASKED, RETRY_S)
+
+    def draft(self, *_: Any) -> NoReturn:
         """Nobody asks."""
         raise ParkedError(ASKED, RETRY_S)
 

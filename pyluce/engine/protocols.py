@@ -18,6 +18,9 @@ class SequenceLike(Protocol):
     def length(self) -> int:
         """Tokens that the state holds."""
 
+    def rollback(self, count: int) -> None:
+        """Forget the last `count` tokens, which were decoded."""
+
     def free(self) -> None:
         """Give the slot back; the state must not be used afterwards."""
 
@@ -51,7 +54,14 @@ class Runner(Protocol[S]):
         boundaries, as absolute positions."""
 
     def decode(self, rows: Sequence[tuple[S, int]]) -> Logits:
-        """Append one token to each row's sequence; return float32 [n_rows, n_vocab]."""
+        """Append one token to each row's sequence; return float32 [n_rows, n_vocab]. Rows of one sequence stand together."""
+
+    def draft(self, requests: Sequence[tuple[S, int, int]]) -> list[list[int]]:
+        """For each (sequence, its next token, how many): tokens that may follow that one. The sequences do not change."""
+
+    @property
+    def graphs_built(self) -> int:
+        """Rises when a call has to build a graph, so that its time is no measure of the next one's."""
 
     def memory_report(self) -> dict[str, object]:
         """Bytes by place, from the buffers that exist."""

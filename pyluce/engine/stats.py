@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
+from pyluce.spec.stats import SpecStats
+
 RATE_WINDOW_S: Final = 10.0
 RATE_STEP_S: Final = 0.25
 
@@ -64,6 +66,7 @@ class EngineStats:
     * prompt_tokens_total, generated_tokens_total: computed, also for requests that did not end well; cached_tokens_total: prompt
       tokens that came from the prefix cache instead; idle_tokens_total: computed while nobody waited, for later.
     * decode_steps, decode_rows, prefill_chunks: native calls, and rows of the former.
+    * speculation: what drafting did, None without it.
     * invariant_violations: what the engine found wrong with itself; 0 or a bug.
     * prompt_tokens_per_second, generated_tokens_per_second: over the last 10 seconds.
     * memory: the runner's report, renewed after each request.
@@ -87,6 +90,7 @@ class EngineStats:
     decode_steps: int = 0
     decode_rows: int = 0
     prefill_chunks: int = 0
+    speculation: SpecStats | None = None
     invariant_violations: int = 0
     prompt_tokens_per_second: float = 0.0
     generated_tokens_per_second: float = 0.0

@@ -11,6 +11,7 @@ from pyluce.native import ggml_backend as api
 from pyluce.native.devices import device_memory, find_device
 from pyluce.native.ggml_backend import BackendDevType
 from pyluce.options import DEFAULT_MAX_CTX, LoadOptions, available_cpus
+from pyluce.speculation import NO_SPECULATION, Speculation
 from pyluce.state import memory as system
 from pyluce.weights.model_file import ModelFile
 
@@ -22,7 +23,7 @@ def choose_context(max_ctx: int | None, n_ctx_train: int) -> int:
     return min(DEFAULT_MAX_CTX, n_ctx_train) if n_ctx_train > 0 else DEFAULT_MAX_CTX
 
 
-def load_request(facts: ModelFacts, options: LoadOptions) -> Request:
+def load_request(facts: ModelFacts, options: LoadOptions, speculation: Speculation = NO_SPECULATION) -> Request:
     """What loading with these options asks of the memory."""
     kept = options.prefix_cache_mib
     return Request(
@@ -31,6 +32,8 @@ def load_request(facts: ModelFacts, options: LoadOptions) -> Request:
         kv_type=options.kv_type,
         chunk=options.chunk,
         prefix_cache_bytes=None if kept is None else kept << 20,
+        max_rollback=speculation.options.max_drafts,
+        mtp=speculation.uses_head,
     )
 
 
@@ -62,11 +65,11 @@ def cpu_threads(options: LoadOptions) -> int:
     return (options.threads or available_cpus()) if options.device == "cpu" else 1
 
 
-def plan_load(model_file: ModelFile, options: LoadOptions) -> MemoryPlan:
-    """The plan for an open model on this machine, as it is now. Raises PlanError, NativeError."""
+def plan_load(model_file: ModelFile, options: LoadOptions, speculation: Speculation = NO_SPECULATION) -> MemoryPlan:
+    """The plan for an open model (its draft head attached, if it is used) on this machine, as it is now. Raises PlanError, NativeError."""
     facts = facts_of(model_file.hparams.name or model_file.path, model_file.hparams, model_file.tensors)
     with open_meter(facts, options) as meter:
-        return make_plan(facts, load_request(facts, options), this_machine(options.device), meter)
+        return make_plan(facts, load_request(facts, options, speculation), this_machine(options.device), meter)
 
 
 def runner_options(plan: MemoryPlan, options: LoadOptions) -> RunnerOptions:
@@ -81,4 +84,6 @@ def runner_options(plan: MemoryPlan, options: LoadOptions) -> RunnerOptions:
         repack=options.repack,
         device=options.device,
         prefix_cache_bytes=plan.prefix_cache_bytes,
+        mtp=plan.request.mtp,
+        draft_path=None if options.draft is None or not plan.request.mtp else str(options.draft),
     )

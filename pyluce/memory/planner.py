@@ -45,7 +45,10 @@ class SizeMeter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked for. chunk 0: the planner chooses; prefix_cache_bytes None: room for three full contexts, if it is there."""
+    """What is asked for. chunk 0: the planner chooses; prefix_cache_bytes None: room for three full contexts, if it is there.
+
+    mtp: with the parts of a draft head.
+    """
 
     n_ctx: int
     n_slots: int = 1
@@ -53,6 +56,7 @@ class Request:
     chunk: int = 0
     prefix_cache_bytes: int | None = None
     max_rollback: int = 0
+    mtp: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +152,11 @@ class _Planner:
     def _state(self, n_ctx: int, n_slots: int) -> StateOptions:
         """The state without pages for the prefix cache."""
         options = RunnerOptions(
-            n_ctx=n_ctx, n_slots=n_slots, kv_type=self._request.kv_type, max_rollback=self._request.max_rollback
+            n_ctx=n_ctx,
+            n_slots=n_slots,
+            kv_type=self._request.kv_type,
+            max_rollback=self._request.max_rollback,
+            mtp=self._request.mtp,
         )
         return options.state(self._facts.hparams)
 
