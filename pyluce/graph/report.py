@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -35,16 +34,18 @@ def host_bytes(inputs: InputWriter, pool: StatePool) -> int:
     return inputs.host_bytes + pool.host_bytes
 
 
-def snapshot_report(store: SnapshotStore, page_bytes: int) -> list[dict[str, Any]]:
-    """The entries used last, newest first, at most `ENTRIES_SHOWN`. Pages that entries share count in each."""
-    shown: Sequence[Any] = store.newest_entries(ENTRIES_SHOWN)
-    return [
+def snapshot_report(store: SnapshotStore, page_bytes: int) -> dict[str, Any]:
+    """Kept prompts: `own_size` bytes beside the pages, and the entries used last, newest first, at most `ENTRIES_SHOWN`.
+
+    Pages that entries share count in each.
+    """
+    entries = [
         {
             "tokens": entry.snapshot.length,
             "whole_prompt": entry.snapshot.logits is not None,
             "page_size": len(set(entry.snapshot.pages)) * page_bytes,
             "own_size": entry.snapshot.own_bytes,
-            "pins": entry.pins,
         }
-        for entry in shown
+        for entry in store.newest_entries(ENTRIES_SHOWN)
     ]
+    return {"own_size": store.own_bytes, "entries": entries}

@@ -265,7 +265,7 @@ class StatePool:
         return self._tables.nbytes
 
     def report(self) -> dict[str, int]:
-        """Bytes of each kind of state."""
+        """Bytes of each kind of state; `hidden_size` of them are among the recurrent ones."""
         kv = sum(ggml_nbytes(t) for part in (self.k, self.v) for t in part.values())
         indexer = sum(ggml_nbytes(t) for part in (self.raw, self.pooled) for t in part.values())
         recurrent = sum(ggml_nbytes(t) for t in self._slot_parts())
@@ -273,6 +273,7 @@ class StatePool:
             "kv_bytes": kv,
             "indexer_bytes": indexer,
             "recurrent_bytes": recurrent,
+            "hidden_size": ggml_nbytes(self.hidden) if self.hidden is not None else 0,
             "total_bytes": self.buffer.n_bytes,
         }
 

@@ -71,6 +71,11 @@ class PrefixCache:
         """Bytes that the entries keep: each page once, and what each has alone."""
         return len(self._pages) * self._page_bytes + self._own_bytes
 
+    @property
+    def own_bytes(self) -> int:
+        """Those of them that are no pages: recurrent states and logits."""
+        return self._own_bytes
+
     def stats(self) -> CacheStats:
         """Counters and sizes now."""
         return CacheStats(

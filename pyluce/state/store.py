@@ -94,6 +94,11 @@ class SnapshotStore:
         if entry is not None:
             self._cache.release(entry)
 
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of recurrent states and logits that are kept."""
+        return self._cache.own_bytes
+
     def newest_entries(self, limit: int) -> list[CacheEntry]:
         """The entries used last, newest first."""
         return self._cache.newest(limit)
