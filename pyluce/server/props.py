@@ -8,6 +8,7 @@ from typing import Any
 from pyluce import __version__
 from pyluce.engine.stats import Activity, EngineStats
 from pyluce.engine.thinking import LARGEST_ANSWER_ROOM
+from pyluce.options import LoadOptions
 from pyluce.server.context import AppContext
 from pyluce.server.memory import memory_section
 from pyluce.server.settings import EFFORTS
@@ -92,16 +93,15 @@ def props(context: AppContext) -> dict[str, Any]:
         },
         "pflash": {"enabled": False, "mode": None},
         "prefix_cache": _prefix_cache(stats),
-        "full_cache": {
-            "enabled": False,
-            "capacity": 0,
-            "in_use": 0,
-            "disk_bytes": 0,
-            "lifetime_hits": 0,
-            "disk_policy": None,
-        },
+        "full_cache": _disk_cache(stats, service.options),
         "tool_replay": {"max_entries": 0, "max_bytes": 0, "current_entries": 0, "current_bytes": 0},
-        "daemon": {"alive": stats.activity is not Activity.CLOSED},
+        "daemon": {
+            "alive": stats.activity is not Activity.CLOSED,
+            "parked": stats.parked is not None,
+            "parked_reason": stats.parked,
+            "park_after_s": service.options.park_after,
+            "unpark_on_request": service.options.unpark_on_request,
+        },
         "api": {"endpoints": list(context.endpoints)},
         "capabilities": {
             "reasoning_supported": reasons,
@@ -123,4 +123,24 @@ def _prefix_cache(stats: EngineStats) -> dict[str, Any]:
         "budget_bytes": kept.get("budget_bytes", 0),
         "used_bytes": kept.get("n_bytes", 0),
         "evictions": kept.get("evictions", 0),
+    }
+
+
+def _disk_cache(stats: EngineStats, options: LoadOptions) -> dict[str, Any]:
+    """The entries in the cache folder, as of the engine's last report. `capacity` is null: they are bounded by bytes, not by number."""
+    report = stats.memory.get("prefix_cache")
+    found = report.get("disk") if isinstance(report, Mapping) else None
+    kept: dict[str, Any] = dict(found) if isinstance(found, Mapping) else {}
+    enabled = options.cache_dir is not None
+    return {
+        "enabled": enabled,
+        "capacity": None if enabled else 0,
+        "in_use": kept.get("entries", 0),
+        "disk_bytes": kept.get("size_on_disk", 0),
+        "lifetime_hits": kept.get("hits", 0),
+        "disk_policy": "oldest leaf" if enabled else None,
+        "budget_bytes": kept.get("size_limit", 0),
+        "written": kept.get("written", 0),
+        "failures": kept.get("failures", 0),
+        "skipped": kept.get("skipped", 0),
     }
