@@ -18,7 +18,7 @@ from pyluce.engine.generate import Generation, GenerationRequest, Resources, chu
 from pyluce.engine.idle import IdlePrefill, IdlePrompt
 from pyluce.engine.live import Live
 from pyluce.engine.plan import Admission, Chunk, Plan, StepResult
-from pyluce.engine.protocols import Logits, PrefixStore, Runner, SequenceLike
+from pyluce.engine.protocols import Launching, Logits, PrefixStore, Runner, SequenceLike
 from pyluce.engine.scheduler import Phase, Scheduler
 from pyluce.engine.stats import Activity, Counters, EngineStats, Outcome, SlotState, SlotStats
 from pyluce.engine.ticket import Ticket
@@ -35,7 +35,9 @@ class BatchCore(Generic[S]):
     """Runs on the engine thread; only `reserve` and `stats` are called from others. `close` is called last.
 
     What ends one request (its own logits, sampler, text or state) ends no other one; a native step that fails ends the requests whose
-    rows or chunk it computed. Events are delivered after the stats that include them were published.
+    rows or chunk it computed. Events are delivered after the stats that include them were published: at the end of a step, or, by a runner
+    that says when it launches, at the launch of the next one. Who handles events needs the interpreter, which the engine needs between
+    two launches, and a device that computes does not.
     """
 
     def __init__(
@@ -72,6 +74,8 @@ class BatchCore(Generic[S]):
         self._activity = (Activity.IDLE, clock())
         self._heartbeat = clock()
         self._published = self._snapshot()
+        self._at_launch = False
+        self._listen()
 
     # from any thread
 
@@ -114,12 +118,13 @@ class BatchCore(Generic[S]):
         while (admission := self._scheduler.admit()) is not None:
             self._begin(admission)
             admitted = True
-        if not self._deliver() and admitted:
-            self._publish()
         plan = self._scheduler.plan()
+        delivered = not (plan and self._at_launch) and self._deliver()
+        if admitted and not delivered:
+            self._publish()
         if plan:
             self._scheduler.commit(self._run(plan))
-            if not self._deliver():
+            if not (self._at_launch and self._scheduler.busy) and not self._deliver():
                 self._publish()
         return self._scheduler.busy or self._use_idle_time()
 
@@ -183,7 +188,8 @@ class BatchCore(Generic[S]):
     # parking (`ParkingCore`)
 
     def pause(self) -> None:
-        """Give back the slot of what is computed ahead; it is begun again later."""
+        """Give back the slot of what is computed ahead, which is begun again later, and deliver."""
+        self._deliver()
         if self._idle is not None:
             self._idle.pause()
 
@@ -194,6 +200,7 @@ class BatchCore(Generic[S]):
     def exchange(self, runner: Runner[S], store: PrefixStore[S], states: Mapping[int, S]) -> None:
         """Go on with another runner, and with `states` in place of those of the requests in slots."""
         self.resources = replace(self.resources, runner=runner)
+        self._listen()
         self._store = store if self._store is not None else None
         if self._idle is not None:
             self._idle.move(self.resources, store)
@@ -226,7 +233,7 @@ class BatchCore(Generic[S]):
         if plan.decode:
             self._act(Activity.DECODE)
             self._decode(plan.decode)
-            if plan.prefill is not None:
+            if plan.prefill is not None and not self._at_launch:
                 self._deliver()
         decoded = self._clock()
         if plan.prefill is not None and self._still_wanted(plan.prefill.sequence):
@@ -284,6 +291,13 @@ class BatchCore(Generic[S]):
         self._outbox.append((live.ticket, finish))
         self._end(number, Outcome.STOP if finish.reason is FinishReason.STOP else Outcome.LENGTH)
         return None
+
+    def _listen(self) -> None:
+        """Be told of the runner's launches, if it tells."""
+        runner = self.resources.runner
+        self._at_launch = isinstance(runner, Launching)
+        if isinstance(runner, Launching):
+            runner.before_compute = self._deliver
 
     # requests come and go
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Literal, Protocol, TypeVar
+from collections.abc import Callable, Collection, Sequence
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -68,6 +68,14 @@ class Runner(Protocol[S]):
 
     def close(self) -> None:
         """Free everything."""
+
+
+@runtime_checkable
+class Launching(Protocol):
+    """A runner that says when its device is about to compute."""
+
+    before_compute: Callable[[], object] | None
+    """Called in each step once its inputs are written, right before the device computes."""
 
 
 class Sampler(Protocol):

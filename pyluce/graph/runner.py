@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Final, Literal, Protocol, TypeVar
 
@@ -73,6 +73,7 @@ class TrunkRunner:
         self._closers: list[Closable] = []
         self._work_bytes = 0
         self._n_built = 0
+        self.before_compute: Callable[[], object] | None = None  # see `pyluce.engine.protocols.Launching`
         load_libraries(parse_device(self.options.device)[0])
         try:
             self._load(model_path, progress)
@@ -166,6 +167,36 @@ class TrunkRunner:
 
         Rows of one sequence are consecutive tokens, in order; sequences may be mixed at will.
         """
+        groups, order = self._groups(rows)
+        logits = self._run(Phase.ROW, groups, len(rows))
+        if logits is None:
+            raise NativeError("a row graph returned no logits")
+        if order == list(range(len(rows))):
+            return logits
+        out = np.empty_like(logits)
+        out[order] = logits
+        return out
+
+    def decode_greedy(self, rows: Sequence[tuple[SequenceState, int]]) -> list[int]:
+        """As `decode`, but of each row only the token with the largest logit: the lowest id of equal ones, -1 for a row with a NaN.
+
+        Four bytes a row are read from the device.
+        """
+        groups, order = self._groups(rows)
+        graph = self._compute(Phase.ROW, groups, len(rows))
+        if graph.best is None:
+            raise NativeError("a row graph returned no logits")
+        best = tensor_get(graph.best, np.int32, (len(rows),)).tolist()
+        self._commit(groups, Phase.ROW)
+        out = [0] * len(rows)
+        for place, token in zip(order, best, strict=True):
+            out[place] = token
+        return out
+
+    def _groups(
+        self, rows: Sequence[tuple[SequenceState, int]]
+    ) -> tuple[list[tuple[SequenceState, list[int]]], list[int]]:
+        """Rows by sequence, and where each of the rows so ordered stood."""
         self._guard.check()
         if not rows:
             raise ValueError("expected at least one row to decode, found none")
@@ -175,15 +206,7 @@ class TrunkRunner:
         for i, (state, token) in enumerate(rows):
             groups.setdefault(state.slot, (state, []))[1].append(token)
             places.setdefault(state.slot, []).append(i)
-        logits = self._run(Phase.ROW, list(groups.values()), len(rows))
-        if logits is None:
-            raise NativeError("a row graph returned no logits")
-        order = [i for slot in groups for i in places[slot]]
-        if order == list(range(len(rows))):
-            return logits
-        out = np.empty_like(logits)
-        out[order] = logits
-        return out
+        return list(groups.values()), [i for slot in groups for i in places[slot]]
 
     def draft(self, requests: Sequence[tuple[SequenceState, int, int]]) -> list[list[int]]:
         """For each (sequence, its next token, how many drafts): tokens that may follow that one, by the model's draft head.
@@ -207,27 +230,38 @@ class TrunkRunner:
 
     def _run(self, phase: Phase, groups: list[tuple[SequenceState, list[int]]], n_out: int) -> Logits | None:
         """One step: inputs, compute, logits [n_out, n_vocab], commit."""
+        graph = self._compute(phase, groups, n_out)
+        logits = None
+        if graph.logits is not None:
+            n_rows = sum(len(tokens) for _, tokens in groups)
+            first = n_rows - n_out if graph.inputs.out_rows is None else 0
+            logits = tensor_get(graph.logits, np.float32, (graph.key.n_out, self.vocab_size))[first : first + n_out]
+        self._commit(groups, phase)
+        return logits
+
+    def _compute(self, phase: Phase, groups: list[tuple[SequenceState, list[int]]], n_out: int) -> StepGraph:
+        """Compute a step; the graph, whose results can be read until the next."""
         n_rows = sum(len(tokens) for _, tokens in groups)
         for state, tokens in groups:
             state.begin_write(len(tokens), keeps_rows=phase is Phase.ROW)
         whole_units = phase is Phase.CHUNK and self.options.debug_fault != "cut_variant"
         padded = pad_rows(n_rows) if whole_units else n_rows
         furthest = max(state.length + len(tokens) for state, tokens in groups)
-        n_out_padded = (
-            pad_rows(n_out) if whole_units else n_out
-        )  # the head must not see how many rows are wanted either
+        # the head must not see how many rows are wanted either
+        n_out_padded = pad_rows(n_out) if whole_units else n_out
         graph = self._graph(GraphKey(phase, padded, n_out_padded, self._span(furthest)))
         self._inputs.write(graph, groups, n_rows, n_out)
         if graph.fill is not None:
             self._mtp_inputs.write_fill(graph, groups, n_rows)
+        if self.before_compute is not None:
+            self.before_compute()
         graph.compute(self._backend)
-        logits = None
-        if graph.logits is not None:
-            first = n_rows - n_out if graph.inputs.out_rows is None else 0
-            logits = tensor_get(graph.logits, np.float32, (n_out_padded, self.vocab_size))[first : first + n_out]
+        return graph
+
+    @staticmethod
+    def _commit(groups: list[tuple[SequenceState, list[int]]], phase: Phase) -> None:
         for state, tokens in groups:
             state.commit(tokens, by_chunk=phase is Phase.CHUNK)
-        return logits
 
     def _span(self, n_tokens: int) -> int:
         """See `span_blocks`."""
