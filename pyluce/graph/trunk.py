@@ -39,7 +39,8 @@ class GraphKey:
 class StepGraph:
     """One graph of the trunk, kept and replayed.
 
-    `inputs` are set before, `logits` [n_vocab, n_out] read after compute.
+    `inputs` are set before, `logits` [n_vocab, n_out] or, of a row graph, `best` I32 [1, n_out] (where each row's largest
+    logit is, -1 for a row with a NaN) read after compute.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class StepGraph:
             self.fill = FillInputs.new(self.arena, hparams, key.phase, key.n_rows) if weights.mtp is not None else None
             self.picks: list[int] = []
             self.logits: int | None = None
+            self.best: int | None = None
             self._build(scope, hparams, weights, pool)
         except BaseException:
             self.arena.close()
@@ -112,6 +114,10 @@ class StepGraph:
         self.logits = g.mul_mat(w.output, x)
         ggml.ggml_set_output(self.logits)
         self.graph.expand(self.logits)
+        if self.key.phase is Phase.ROW:
+            self.best = g.made(luce.ggml_luce_argmax(g.ctx, self.logits), "argmax")
+            ggml.ggml_set_output(self.best)
+            self.graph.expand(self.best)
 
     def compute(self, backend: Backend) -> None:
         """Run once with the inputs that are set."""

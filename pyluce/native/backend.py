@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from pyluce.native import callbacks, ggml, log
+from pyluce.native import callbacks, ggml, log, luce
 from pyluce.native import ggml_backend as api
 from pyluce.native.devices import find_device, parse_device
 from pyluce.native.errors import NativeError, UnsupportedOpError
@@ -219,6 +219,7 @@ class GraphAllocator(Owner):
         """Give every tensor of the graph its address. Raises NativeError when the memory cannot be had."""
         self._planned("ggml_gallocr_alloc_graph", api.ggml_gallocr_alloc_graph, graph)
         graph.allocated_by(self, self.epoch)
+        luce.ggml_luce_graph_retain(graph.ptr)
 
     @property
     def n_bytes(self) -> int:
