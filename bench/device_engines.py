@@ -61,6 +61,10 @@ class OurEngine:
     def step(self, rows: Sequence[tuple[int, int]]) -> None:
         self._runner.decode([(self._state(sequence), token) for sequence, token in rows])
 
+    def step_greedy(self, rows: Sequence[tuple[int, int]]) -> None:
+        """As `step`, with only the best token of each row on the host."""
+        self._runner.decode_greedy([(self._state(sequence), token) for sequence, token in rows])
+
     def save(self, sequence: int) -> None:
         if self._saved is not None:
             self._saved.free()

@@ -28,12 +28,12 @@ def medians(values: dict[str, Any]) -> dict[str, float]:
 
 
 def ratios(document: dict[str, Any]) -> list[tuple[str, str, float | None, float | None]]:
-    """(part, figure, ours, upstream's): medians in tokens a second."""
+    """(part, figure, ours, upstream's): medians in tokens a second. A greedy step of ours stands beside upstream's only kind."""
     rows = []
     for part in GOALS:
         values = document.get("parts", {}).get(part, {}).get("values") or {}
         ours, theirs = medians(values.get("ours", {})), medians(values.get("upstream", {}))
-        rows += [(part, name, ours.get(name), theirs.get(name)) for name in {**ours, **theirs}]
+        rows += [(part, name, ours.get(name), theirs.get(name.removeprefix("greedy "))) for name in {**ours, **theirs}]
     return rows
 
 
@@ -54,7 +54,7 @@ def text(document: dict[str, Any], model: Path | None = None) -> str:
     for part, name, ours, theirs in ratios(document):
         ratio = ours / theirs if ours and theirs else None
         goal = GOALS[part]
-        judged = part != "batch" or (name.startswith("decode of 4") and "1024" not in name)
+        judged = part != "batch" or ("decode of 4 " in name and "1024" not in name)
         met = "" if ratio is None or not judged else f"{goal} {'met' if ratio >= goal else 'missed'}"
         shown = [f"{value:,.1f}" if value else "" for value in (theirs, ours)]
         lines.append(f"| {name} | {shown[0]} | {shown[1]} | {f'{ratio:.2f}' if ratio else ''} | {met} |")

@@ -77,33 +77,38 @@ def rates(work: Callable[[], int], repetitions: int) -> list[float]:
     return found
 
 
-def step_rates(engine: Any, sequences: Sequence[int], repetitions: int, seed: int) -> list[float]:
-    """Aggregate tokens a second of decode steps over all the sequences, after a warm-up."""
-    tokens = iter(random_tokens(engine.n_vocab, len(sequences) * (WARM_UP_STEPS + repetitions * STEPS), seed))
+def step_rates(engine: Any, sequences: Sequence[int], repetitions: int, record: Recorder, name: str) -> None:
+    """Aggregate tokens a second of decode steps over all the sequences, after a warm-up: with all logits on the host as upstream's
+    programs have them, then (ours) with the best token of each row only.
+    """
+    for title, step in ((name, engine.step), (f"greedy {name}", getattr(engine, "step_greedy", None))):
+        if step is None:
+            continue
+        tokens = iter(random_tokens(engine.n_vocab, len(sequences) * (WARM_UP_STEPS + repetitions * STEPS), 2))
 
-    def steps(count: int) -> int:
-        for _ in range(count):
-            engine.step([(sequence, next(tokens)) for sequence in sequences])
-        return count * len(sequences)
+        def steps(count: int, step: Any = step, tokens: Any = tokens) -> int:
+            for _ in range(count):
+                step([(sequence, next(tokens)) for sequence in sequences])
+            return count * len(sequences)
 
-    steps(WARM_UP_STEPS)
-    return rates(lambda: steps(STEPS), repetitions)
+        steps(WARM_UP_STEPS)
+        record.put(title, rates(lambda: steps(STEPS), repetitions))  # noqa: B023
 
 
 def decode(make: Make, record: Recorder, chunk: int, repetitions: int, sizes: Sizes) -> None:
     """One sequence at each depth."""
     depths = sizes.depths
-    engine = make(depths[-1] + len(depths) * (WARM_UP_STEPS + repetitions * STEPS), 1, chunk)
+    engine = make(depths[-1] + 2 * len(depths) * (WARM_UP_STEPS + repetitions * STEPS), 1, chunk)
     try:
         tokens = random_tokens(engine.n_vocab, depths[-1], 1)
         engine.fill(0, tokens[:1])
-        record.put("decode at 0", step_rates(engine, [0], repetitions, 2))
+        step_rates(engine, [0], repetitions, record, "decode at 0")
         engine.clear()
         filled = 0
         for depth in depths[1:]:
             engine.fill(0, tokens[filled:depth])
             filled = depth
-            record.put(f"decode at {depth}", step_rates(engine, [0], repetitions, 2))
+            step_rates(engine, [0], repetitions, record, f"decode at {depth}")
     finally:
         engine.close()
 
@@ -139,7 +144,7 @@ def filled(engine: Any, sequence: int, tokens: Sequence[int]) -> int:
 
 def batch(make: Make, record: Recorder, chunk: int, repetitions: int, sizes: Sizes) -> None:
     """Decode of several sequences at once: 1 to 16 short ones, then 4 long ones; aggregate tokens a second."""
-    spare = WARM_UP_STEPS + repetitions * STEPS
+    spare = 2 * (WARM_UP_STEPS + repetitions * STEPS)
     for length, counts in ((sizes.short_prompt, sizes.short_counts), (sizes.prompt, (sizes.long_sequences,))):
         engine = make(length + spare, max(counts), chunk)
         try:
@@ -148,7 +153,7 @@ def batch(make: Make, record: Recorder, chunk: int, repetitions: int, sizes: Siz
                 engine.clear()
                 parts = [tokens[i * length : (i + 1) * length] for i in range(count)]
                 record.put(f"prefill of {count} x {length}", rates(lambda: fill_all(engine, parts), 1))  # noqa: B023
-                record.put(f"decode of {count} x {length}", step_rates(engine, range(count), repetitions, 4))
+                step_rates(engine, range(count), repetitions, record, f"decode of {count} x {length}")
         finally:
             engine.close()
 

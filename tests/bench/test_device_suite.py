@@ -29,7 +29,12 @@ def document(**parts: Any) -> dict[str, Any]:
 
 DECODE = {
     "values": {
-        "ours": {"decode at 0": [900.0, 1000.0, 1100.0], "decode at 16384": [980.0], "decode at 65536": [950.0]},
+        "ours": {
+            "greedy decode at 0": [1200.0],
+            "decode at 0": [900.0, 1000.0, 1100.0],
+            "decode at 16384": [980.0],
+            "decode at 65536": [950.0],
+        },
         "upstream": {"decode at 0": [300.0, 310.0, 290.0], "decode at 65536": [500.0]},
     }
 }
@@ -41,6 +46,7 @@ def test_ratios_are_of_medians_and_goals_are_judged() -> None:
     assert "| decode at 0 | 300.0 | 1,000.0 | 3.33 | 2.5 met |" in text
     assert "| decode at 65536 | 500.0 | 950.0 | 1.90 | 2.5 missed |" in text
     assert "| decode at 16384 |  | 980.0 |  |  |" in text
+    assert "| greedy decode at 0 | 300.0 | 1,200.0 | 4.00 | 2.5 met |" in text
     assert "falls 5.0% from depth 0 to 65536" in text
     assert "Our decode of 4 x 16384 is 3.50 times one stream at that depth" in text
 
@@ -96,6 +102,16 @@ def test_counts_of_a_test_report(tmp_path: Path) -> None:
     subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
     counts = suite.test_counts(tmp_path / "r.xml")
     assert counts == {"passed": 1, "failed": ["test_x::test_b"], "skipped": 1}
+
+
+def test_a_part_is_stopped_at_its_limit_and_asked_to_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite.Setting, "environment", lambda self: dict(suite.os.environ))
+    setting = suite.Setting("cpu", tmp_path, 4, 1, 1, ("ours",), {}, 1, 1, tmp_path)
+    program = "import time, sys, signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    program += "try: time.sleep(60)\nexcept KeyboardInterrupt: open(sys.argv[1], 'w').write('left')"
+    assert suite.run(setting, [sys.executable, "-c", program, str(tmp_path / "x")], 2.0) is None
+    assert (tmp_path / "x").read_text() == "left"
+    assert suite.run(setting, [sys.executable, "-c", "raise SystemExit(3)"], 20.0) == 3
 
 
 @pytest.mark.parametrize(
