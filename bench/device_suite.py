@@ -15,6 +15,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -258,9 +260,8 @@ def numbers(text: str) -> list[int]:
 def head(setting: Setting) -> dict[str, Any]:
     """What was run, on what."""
     info = json.loads((setting.library_dir / "luce-build.json").read_text())
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    git = ["git", "describe", "--always", "--dirty"] if shutil.which("git") else ["true"]
+    commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False)
     about = subprocess.run(
         [sys.executable, "-m", "bench.device_ops", "--device", setting.device, "--describe"],
         cwd=ROOT, env=setting.environment(), capture_output=True, text=True, check=False,
