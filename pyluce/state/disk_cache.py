@@ -206,21 +206,27 @@ class DiskCache:
     # the writer's thread
 
     def _run(self) -> None:
-        while (job := self._queue.get()) is not None:
-            try:
-                self._write(job)
-                self._failing = False
-            except Exception as error:  # a full disk, say: serving goes on
-                with self._lock:
-                    self._counters.failures += 1
-                if not self._failing:
-                    log.warning("%s: an entry could not be written, serving goes on without it: %s", self.folder, error)
-                self._failing = True
-            finally:
-                with self._lock:
-                    del self._pending[job.key]
-                    self._pending_bytes -= job.image.n_bytes
-                job.done.set()
+        while self._run_one(self._queue.get()):
+            pass
+
+    def _run_one(self, job: _Job | None) -> bool:
+        if job is None:
+            return False
+        try:
+            self._write(job)
+            self._failing = False
+        except Exception as error:  # a full disk, say: serving goes on
+            with self._lock:
+                self._counters.failures += 1
+            if not self._failing:
+                log.warning("%s: an entry could not be written, serving goes on without it: %s", self.folder, error)
+            self._failing = True
+        finally:
+            with self._lock:
+                del self._pending[job.key]
+                self._pending_bytes -= job.image.n_bytes
+            job.done.set()
+        return True
 
     def _write(self, job: _Job) -> None:
         with self._lock:

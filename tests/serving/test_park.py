@@ -333,7 +333,7 @@ def test_resident_memory_falls_to_what_it_was_before(model_cache: Any, tiny_mode
 
     from tests.support.models import TEST_SHAPE
 
-    shape = replace(TEST_SHAPE.with_type("Q8_0"), n_expert=256, n_embd=512, n_ff_exp=256)
+    shape = replace(TEST_SHAPE.with_type("Q8_0"), n_expert=64, n_embd=512, n_ff_exp=192)
     large = model_cache.write("park-large.gguf", shape, 1)
     done = subprocess.run(
         [sys.executable, "-c", _RESIDENT, str(large), str(tiny_model), str(tmp_path)],
