@@ -33,6 +33,7 @@ class Decoder(Generic[S]):
     def __init__(self, speculator: Speculator[S] | None = None, clock: Callable[[], float] = perf_counter) -> None:
         self._speculator = speculator
         self._clock = clock
+        self._accepting: int | None = None
 
     def compute(self, runner: Runner[S], candidates: Sequence[Candidate[S]]) -> list[Verified]:
         """Draft, and compute all rows in one graph. Raises what the runner raises; the sequences are lost then."""
@@ -54,6 +55,8 @@ class Decoder(Generic[S]):
         `choose` returns the token, or None when the answer ended with it: its state is gone then.
         """
         accepted = 0
+        token: int | None = None
+        self._accepting = candidate.number
         for row, draft in zip(rows.logits, (*rows.drafts, None), strict=True):
             token = choose(row)
             if token is None:
@@ -65,12 +68,15 @@ class Decoder(Generic[S]):
                     candidate.state.rollback(len(rows.drafts) - accepted)
                 break
             accepted += 1
+        self._accepting = None
         if self._speculator is not None:
             self._speculator.verified(candidate.number, accepted)
+            if token is None:
+                self._speculator.end(candidate.number)
 
     def end(self, number: int) -> None:
-        """The sequence is over."""
-        if self._speculator is not None:
+        """The sequence is over; what its last rows said about its drafts is still counted."""
+        if self._speculator is not None and number != self._accepting:
             self._speculator.end(number)
 
     def stats(self) -> SpecStats | None:

@@ -118,6 +118,7 @@ class MtpWeights:
     head_mix: MixWeights
     output: int
     embedding: int
+    norm_groups: int = 1  # tests normalise each stream by itself, as libllama does
 
 
 class TrunkWeights:

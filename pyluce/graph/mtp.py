@@ -88,7 +88,7 @@ def fill(
 def front(g: GraphScope, h: HParams, w: MtpWeights, embd: int, hidden: int, n_rows: int) -> int:
     """The head's residual [hc*H, T] from embeddings [H, T] and hidden rows [hc*H, T]."""
     e = g.made(luce.ggml_luce_hc_norm(g.ctx, embd, w.enorm, 1, h.rms_eps), "hc_norm")
-    x = g.made(luce.ggml_luce_hc_norm(g.ctx, hidden, w.hnorm, 1, h.rms_eps), "hc_norm")
+    x = g.made(luce.ggml_luce_hc_norm(g.ctx, hidden, w.hnorm, w.norm_groups, h.rms_eps), "hc_norm")
     e = ggml.ggml_reshape_3d(g.ctx, e, h.n_embd, 1, n_rows)
     e = ggml.ggml_repeat_4d(g.ctx, e, h.n_embd, h.hc_count, n_rows, 1)
     x = ggml.ggml_reshape_3d(g.ctx, x, h.n_embd, h.hc_count, n_rows)

@@ -20,7 +20,7 @@ CHUNK_UNIT: Final = 16
 
 FAULTS: Final = (
     "batch_variant", "cut_variant", "stale_conv", "stale_ple", "stale_ring", "tie_high", "nan_leak", "scan_order",
-    "thread_variant", "shared_page", "stale_ngram", "stale_hidden", "stale_mtp",
+    "thread_variant", "shared_page", "stale_ngram", "stale_hidden", "stale_mtp", "stream_norm",
 )  # fmt: skip
 
 

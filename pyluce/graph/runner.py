@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Final, Literal, Protocol, TypeVar
 
@@ -98,6 +99,8 @@ class TrunkRunner:
         on_host = ggml_backend_buft_is_host(self._backend.buffer_type)
         self._inputs = InputWriter(self.model, self._pool, self._ple, on_host, stale_ngram=fault == "stale_ngram")
         self._drafter: Drafter | None = None
+        if fault == "stream_norm" and self._weights.mtp is not None:
+            self._weights.mtp = replace(self._weights.mtp, norm_groups=h.hc_count)
         if self._weights.mtp is not None:
             self._mtp_inputs = MtpInputWriter(h, self._pool, on_host, stale_keys=fault == "stale_mtp")
             made = Drafter(
