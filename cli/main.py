@@ -18,6 +18,7 @@ from cli.park import park, unpark
 from cli.plan import plan
 from cli.props import props
 from cli.run import run
+from cli.top import top
 from pyluce import __version__
 
 EXIT_FAILED = 1
@@ -33,6 +34,7 @@ def luce() -> None:
 luce.add_command(run)
 luce.add_command(chat)
 luce.add_command(props)
+luce.add_command(top)
 luce.add_command(park)
 luce.add_command(unpark)
 luce.add_command(hash_command)
