@@ -26,7 +26,8 @@ Rng = np.random.Generator
 class Case:
     """One op at one size. `compute` gives what a device makes of it, `expected` the same in float64 (integers: exactly).
 
-    `bound`: largest error over the largest value (at least 1) on a CPU; a GPU's fast exp and sums in trees get `GPU_SLACK` times it.
+    `bound`: largest error over the largest value (at least 1) on a CPU; a GPU's fast exp and sums in trees get `GPU_SLACK` times it,
+    or `gpu_bound`: matrix units take F16 keys with queries and weights rounded to F16, 2^-11 of each, and a score is a few units.
     """
 
     kind: str
@@ -34,6 +35,11 @@ class Case:
     compute: Callable[[Open], list[Array]]
     expected: list[Array]
     bound: float = 2e-5
+    gpu_bound: float | None = None
+
+    def bound_on(self, gpu: bool) -> float:
+        """The largest error that is fine there."""
+        return self.bound if not gpu else self.gpu_bound or GPU_SLACK * self.bound
 
     def error(self, found: list[Array]) -> float:
         """Largest error over the largest value, at least 1; infinite for another integer or a value that is not finite."""
@@ -273,9 +279,20 @@ def attention(rng: Rng, z: Sizes) -> Iterator[Case]:
 
     yield Case("qsa_pool", f"{n} tokens of {z.di}", pool, [keys, blocks])
 
-    chosen_rows = np.unique(np.concatenate([[0, ratio - 2, ratio - 1, n - 1], rng.integers(0, n, 12)]))
-    runs = [(slot, int(p), 1) for p in chosen_rows]
-    queries = normal(rng, len(runs), z.hi, z.di)
+    # a run a slot, as a step has them; all slots share the pages
+    starts = [
+        (0, 1),
+        (ratio - 2, 3),
+        (int(rng.integers(0, n)), 1),
+        (int(rng.integers(0, n // 2)), 7),
+        (max(0, n - 40), 40),
+        (n - 1, 1),
+    ]
+    runs = [(index, first, min(count, n - first)) for index, (first, count) in enumerate(starts)]
+    pages = np.repeat(pages[slot : slot + 1], len(runs), axis=0)
+    table = rows_table(*runs)
+    chosen_rows = table[:, 1]
+    queries = normal(rng, len(table), z.hi, z.di)
     pooled = np.full((n_cells // ratio, z.di), np.nan, np.float32)
     pooled[block_cells] = blocks
     exact = pooled[block_cells].astype(np.float64)
@@ -284,14 +301,13 @@ def attention(rng: Rng, z: Sizes) -> Iterator[Case]:
         ref.select(q.astype(np.float64), exact, int(p), ratio, z.n_top)
         for q, p in zip(queries, chosen_rows, strict=True)
     ]
-    selected = np.zeros((len(runs), 1 + z.n_top), np.int32)
+    selected = np.zeros((len(table), 1 + z.n_top), np.int32)
     for row, choice in enumerate(picked):
         selected[row, : 1 + len(choice)] = [len(choice), *choice]
-    table = rows_table(*runs)
 
     def select(open_bench: Open) -> list[Array]:
         arrays: dict[str, Array | Weight] = {
-            "q": queries, "pooled": pooled, "after": np.zeros((len(runs), 1), np.float32), "pages": pages, "rows": table,
+            "q": queries, "pooled": pooled, "after": np.zeros((len(table), 1), np.float32), "pages": pages, "rows": table,
         }  # fmt: skip
         with open_bench(arrays) as bench:
 
@@ -307,7 +323,7 @@ def attention(rng: Rng, z: Sizes) -> Iterator[Case]:
 
     yield Case("qsa_select", f"{z.n_top} of {n_blocks} blocks, {z.hi} heads of {z.di}", select, [selected])
 
-    q, gate = normal(rng, len(runs), z.heads, z.d), normal(rng, len(runs), z.heads * z.d)
+    q, gate = normal(rng, len(table), z.heads, z.d), normal(rng, len(table), z.heads * z.d)
     wide_q, wide_gate = q.astype(np.float64), gate.reshape(q.shape).astype(np.float64)
     for kind in (np.float32, np.float16):
         k, v = (np.full((n_cells, z.n_kv * z.d), np.nan, kind) for _ in range(2))
@@ -326,24 +342,14 @@ def attention(rng: Rng, z: Sizes) -> Iterator[Case]:
 
                 def build(c: int, x: dict[str, int]) -> int | None:
                     return luce.ggml_luce_qsa_attn(
-                        c,
-                        x["q"],
-                        x["k"],
-                        x["v"],
-                        x["selected"],
-                        x["gate"],
-                        x["pages"],
-                        x["rows"],
-                        ratio,
-                        z.d,
-                        z.d**-0.5,
-                        0,
-                    )
+                        c, x["q"], x["k"], x["v"], x["selected"], x["gate"], x["pages"], x["rows"],
+                        ratio, z.d, z.d**-0.5, 0,
+                    )  # fmt: skip
 
                 return [bench.run(build)[0, 0]]
 
         name = f"{np.dtype(kind).name} K/V, {z.heads}/{z.n_kv} heads of {z.d}, {n} tokens"
-        yield Case("qsa_attn", name, attend, [np.stack(attended)])
+        yield Case("qsa_attn", name, attend, [np.stack(attended)], gpu_bound=2e-3 if kind is np.float16 else None)
 
 
 def attended_tokens(blocks: list[int], position: int, ratio: int) -> list[int]:
@@ -413,5 +419,23 @@ def experts(rng: Rng, z: Sizes) -> Iterator[Case]:
             return [bench.run(build)[0, 0]]
 
     yield Case("route", shape, route, [order])
+    yield argmax(rng, z)
     expected = ref.moe(a["picks"], a["logits"], order, a["shared"], a["gate"])
     yield Case("moe_combine", f"{shape}, H {h}", combine, [expected])
+
+
+def argmax(rng: Rng, z: Sizes) -> Case:
+    """The best token of each row: the lowest of equal ones, -1 for a row with a NaN."""
+    width = int(rng.integers(1, 4000)) if z.h < MODEL.h else 248_320
+    logits = normal(rng, z.rows, width)
+    logits[0, rng.integers(0, width, 3)] = 9.0
+    expected = logits.argmax(-1).astype(np.int32)[:, None]
+    if z.rows > 1:
+        logits[1, width // 2] = np.nan
+        expected[1] = -1
+
+    def compute(open_bench: Open) -> list[Array]:
+        with open_bench({"logits": logits}) as bench:
+            return [bench.run(lambda c, x: luce.ggml_luce_argmax(c, x["logits"]), np.int32).reshape(-1, 1)]
+
+    return Case("argmax", f"T {z.rows}, {width} values", compute, [expected])

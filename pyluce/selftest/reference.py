@@ -82,13 +82,12 @@ def select(q: Array, pooled: Array, position: int, ratio: int, n_top: int) -> li
 
 def attend(q: Array, k: Array, v: Array, gate: Array, cells: list[int], scale: float) -> Array:
     """q, gate [heads, D], k and v [tokens, kv_heads, D] -> [heads, D] over the tokens `cells`."""
-    heads, n_kv = q.shape[0], k.shape[1]
-    out = np.empty_like(q)
-    for head in range(heads):
-        kv = head // (heads // n_kv)
-        scores = k[cells, kv] @ q[head] * scale
-        weights = np.exp(scores - scores.max())
-        out[head] = (weights / weights.sum()) @ v[cells, kv]
+    n_kv, out = k.shape[1], np.empty_like(q)
+    keys, values = k[cells], v[cells]
+    for kv, group in enumerate(np.split(np.arange(len(q)), n_kv)):
+        scores = q[group] @ keys[:, kv].T * scale
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        out[group] = weights / weights.sum(-1, keepdims=True) @ values[:, kv]
     return out * sigmoid(gate)
 
 

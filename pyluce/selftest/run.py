@@ -74,7 +74,7 @@ def run(device: str, *, model_sizes: bool = True) -> Iterator[Result]:
 
 
 def _op(case: cases.Case, device: str, on_gpu: bool) -> Result:
-    bound = case.bound * (cases.GPU_SLACK if on_gpu else 1.0)
+    bound = case.bound_on(on_gpu)
 
     def test() -> tuple[float, str]:
         return case.error(case.compute(lambda arrays: OpBench(arrays, device=device))), ""

@@ -12,6 +12,7 @@ import pytest
 
 from pyluce.graph import RunnerOptions, TrunkRunner
 from pyluce.graph import runner as module
+from pyluce.native.ggml_backend import ggml_backend_tensor_memset
 from pyluce.weights import place_weights, placement
 from tests.support.models import ModelCache, model_cache  # noqa: F401
 from tests.support.real_model import require_libraries
@@ -51,9 +52,9 @@ def logits(path: Any) -> tuple[list[bytes], dict[str, Any]]:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_same_bits_without_the_cpus_shortcuts(
-    model_cache: ModelCache,
+    model_cache: ModelCache,  # noqa: F811
     tied: bool,
-    monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     require_libraries()
     path = model_cache.tiny("Q8_0")
@@ -78,10 +79,11 @@ def test_control_a_wrong_upload_shows(model_cache: ModelCache, monkeypatch: pyte
     expected, _ = logits(model_cache.tiny("Q8_0"))
     whole = placement.upload
 
-    def partly(model: Any, infos: Any, *rest: Any) -> None:
-        whole(model, [info for info in infos if info.name != "blk.2.attn_output.weight"], *rest)
+    def one_wrong(model: Any, infos: Any, tensors: Any, *rest: Any) -> None:
+        whole(model, infos, tensors, *rest)
+        ggml_backend_tensor_memset(tensors["blk.2.attn_output.weight"], 0, 0, 34)
 
-    monkeypatch.setattr(placement, "upload", partly)
+    monkeypatch.setattr(placement, "upload", one_wrong)
     with like_a_gpu(monkeypatch):
         found, _ = logits(model_cache.tiny("Q8_0"))
     assert found != expected

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pyluce.selftest import cases
-from pyluce.selftest.cases import GPU_SLACK, MODEL, Case, Sizes
+from pyluce.selftest.cases import MODEL, Case, Sizes
 from tests.support.device import ON_GPU, THREADS
 from tests.support.op_bench import OpBench
 
@@ -15,7 +15,7 @@ SEEDS = range(40 if ON_GPU else 12)
 
 def check(case: Case, n_threads: int = 1) -> None:
     error = case.error(case.compute(lambda arrays: OpBench(arrays, n_threads)))
-    assert error <= case.bound * (GPU_SLACK if ON_GPU else 1.0), f"{case.kind}, {case.shape}: {error:.2e}"
+    assert error <= case.bound_on(ON_GPU), f"{case.kind}, {case.shape}: {error:.2e}"
 
 
 def sizes_of(seed: int) -> tuple[np.random.Generator, Sizes]:
