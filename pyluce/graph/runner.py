@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from pyluce.graph.chunks import chunk_bounds, pad_rows, span_blocks
 from pyluce.graph.drafting import Drafter
-from pyluce.graph.inputs import InputWriter
+from pyluce.graph.inputs import InputWriter, read_rows
 from pyluce.graph.largest import largest_graphs
 from pyluce.graph.layers import TrunkWeights
 from pyluce.graph.mtp_inputs import MtpInputWriter
@@ -96,7 +96,7 @@ class TrunkRunner:
         self.store = SnapshotStore(self._pool, o.prefix_cache_bytes)
         self._ple = self._owned(PleTable(self.model)) if h.ple is not None else None
         self._allocator = self._owned(GraphAllocator(self._backend))
-        on_host = ggml_backend_buft_is_host(self._backend.buffer_type)
+        on_host = self._on_host = ggml_backend_buft_is_host(self._backend.buffer_type)
         self._inputs = InputWriter(self.model, self._pool, self._ple, on_host, stale_ngram=fault == "stale_ngram")
         self._drafter: Drafter | None = None
         if fault == "stream_norm" and self._weights.mtp is not None:
@@ -110,7 +110,7 @@ class TrunkRunner:
         # the largest graphs first, so that graph memory does not grow (and retained graphs survive) later; without logits a
         # chunk may need more than with
         longest = min(o.chunk_tokens, pad_rows(o.n_ctx))
-        for key in largest_graphs(longest, o.n_slots, self._span(o.n_ctx)):
+        for key in largest_graphs(longest, o.n_slots * (1 + o.max_rollback), self._span(o.n_ctx)):
             self._graph(key)
 
     def _owned(self, thing: C) -> C:
@@ -238,7 +238,7 @@ class TrunkRunner:
         if graph.logits is not None:
             n_rows = sum(len(tokens) for _, tokens in groups)
             first = n_rows - n_out if graph.inputs.out_rows is None else 0
-            logits = tensor_get(graph.logits, np.float32, (graph.key.n_out, self.vocab_size))[first : first + n_out]
+            logits = read_rows(graph.logits, first, n_out, self._on_host)
         self._commit(groups, phase)
         return logits
 
