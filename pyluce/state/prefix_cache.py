@@ -6,7 +6,8 @@ sequences, so a conversation that grows costs its differences.
 
 Eviction takes the entry that was used longest ago among those that no other entry extends and no live sequence came from,
 but keeps the one that was used last (the point where the active conversation will go on). Taking only such leaves
-keeps the shorter prefixes, which more requests share.
+keeps the shorter prefixes, which more requests share. A new entry for which that makes no room takes the place of those that it
+extends itself: the deepest point of a conversation is worth most.
 """
 
 from __future__ import annotations
@@ -152,8 +153,9 @@ class PrefixCache:
         new_pages = sum(1 for page in set(snapshot.pages) if page not in self._pages)
         needed = new_pages * self._page_bytes + snapshot.own_bytes
         own = snapshot.own_bytes
+        fits = self.could_hold(len(set(snapshot.pages)), own)
         while self.n_bytes + needed > self.budget_bytes or self._own_bytes + own > self._own_budget:
-            if key in self._entries or not self._evict_one(protect=snapshot.tokens):
+            if key in self._entries or not (fits and self._evict_one(protect=snapshot)):
                 self._refused += 1
                 snapshot.close()
                 return False
@@ -186,29 +188,27 @@ class PrefixCache:
         self._clock += 1
         entry.last_use = self._clock
 
-    def _evict_one(self, protect: Sequence[int] | None, keep_last: bool = True) -> bool:
-        """Evict one leaf; `protect`: tokens whose prefixes stay."""
+    def _evict_one(self, protect: Snapshot | None, keep_last: bool = True) -> bool:
+        """Evict one leaf; `protect`: a new snapshot, what it extends goes last."""
         extended = self._extended()
-        candidates = [
-            entry
-            for entry in self._entries.values()
-            if entry.pins == 0 and entry.key not in extended and not _is_prefix(entry.snapshot.tokens, protect)
-        ]
+        unpinned = [entry for entry in self._entries.values() if entry.pins == 0]
+        before = [entry for entry in unpinned if protect is not None and _extends(protect, entry.snapshot)]
+        candidates = [entry for entry in unpinned if entry.key not in extended and entry not in before]
         if keep_last and candidates and protect is None:
             candidates.remove(max(candidates, key=lambda e: e.last_use))
-        if not candidates:
+        if not (candidates or before):
             return False
-        self._remove(min(candidates, key=lambda e: e.last_use))
+        self._remove(min(candidates or before, key=lambda e: e.last_use))
         self._evictions += 1
         return True
 
     def _extended(self) -> set[bytes]:
         """Keys of the entries that another entry extends."""
-        lengths = sorted(self._lengths)
         found: set[bytes] = set()
         for entry in self._entries.values():
-            shorter = [n for n in lengths if n < entry.snapshot.length]
-            keys = prefix_keys(entry.snapshot.tokens, shorter, entry.snapshot.cuts)
+            snapshot = entry.snapshot
+            shorter = [n for n in snapshot.cuts if n in self._lengths]
+            keys = prefix_keys(snapshot.tokens, shorter, snapshot.cuts)
             found.update(key for key in keys.values() if key in self._entries)
         return found
 
@@ -226,8 +226,13 @@ class PrefixCache:
         snapshot.close()
 
 
-def _is_prefix(tokens: tuple[int, ...], whole: Sequence[int] | None) -> bool:
-    return whole is not None and len(tokens) <= len(whole) and tuple(whole[: len(tokens)]) == tokens
+def _extends(longer: Snapshot, shorter: Snapshot) -> bool:
+    """One was computed by going on from the other, or could have been."""
+    return (
+        shorter.length in longer.cuts
+        and longer.tokens[: shorter.length] == shorter.tokens
+        and longer.cuts[: len(shorter.cuts)] == shorter.cuts
+    )
 
 
 def prefix_keys(tokens: Sequence[int], lengths: Collection[int], cuts: Collection[int]) -> dict[int, bytes]:
