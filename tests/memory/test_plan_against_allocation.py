@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from pyluce.graph import TrunkRunner
-from pyluce.memory.facts import read_facts
-from pyluce.memory.load import load_request, open_meter, runner_options
+from pyluce.memory.load import load_request, open_meter, read_load, runner_options
 from pyluce.memory.machine import DeviceMemory, Machine, MemoryKind
 from pyluce.memory.parts import Place
 from pyluce.memory.planner import MemoryPlan, make_plan
@@ -18,7 +17,7 @@ from tests.support.models import TEST_SHAPE, ModelCache, luce_tiny_path
 
 PLENTY = Machine(DeviceMemory("cpu", MemoryKind.CPU, 64 << 30), 64 << 30)
 OTHER_SHAPE = replace(
-    TEST_SHAPE, n_layer=8, full_interval=4, n_embd=512, n_vocab=777, n_head=6, n_head_kv=2, head_dim=32, rope_dim=8,
+    TEST_SHAPE, n_layer=8, full_interval=4, n_embd=512, n_vocab=777, n_head=6, n_head_kv=2, head_dim=32, rope_dim=8, mtp=True,
     rope_sections=(2, 1, 1, 0), n_expert=6, n_ff_exp=96, n_ff_shexp=160, hc_low_rank=48, ssm_k_heads=3, ssm_v_heads=6,
     indexer_dim=48, ple_heads=8, ple_base=127, fused_gate_up=True,
 )  # fmt: skip
@@ -35,9 +34,9 @@ def model(request: pytest.FixtureRequest, model_cache: ModelCache) -> Path:
 
 
 def plan_of(model: Path, options: LoadOptions) -> MemoryPlan:
-    facts = read_facts(model)
+    facts, speculation = read_load(model, options)
     with open_meter(facts, options) as meter:
-        return make_plan(facts, load_request(facts, options), PLENTY, meter)
+        return make_plan(facts, load_request(facts, options, speculation), PLENTY, meter)
 
 
 def planned(plan: MemoryPlan, *names: str) -> int:
@@ -53,7 +52,14 @@ def close_to(found: int, expected: int) -> bool:
     [
         LoadOptions(max_ctx=700, threads=1, chunk=64, max_concurrency=3),
         LoadOptions(
-            max_ctx=2048, threads=2, chunk=512, max_concurrency=1, kv_type="f32", prefix_cache_mib=0, repack=False
+            max_ctx=2048,
+            threads=2,
+            chunk=512,
+            max_concurrency=1,
+            kv_type="f32",
+            prefix_cache_mib=0,
+            repack=False,
+            verify_width=1,
         ),
     ],
     ids=["3-slots", "repack-off"],
@@ -61,12 +67,23 @@ def close_to(found: int, expected: int) -> bool:
 def test_plan_and_allocation_agree(model: Path, options: LoadOptions) -> None:
     plan = plan_of(model, options)
     with TrunkRunner(model, runner_options(plan, options)) as runner:
-        state = runner.new_sequence()
-        runner.prefill(state, [1 + i % 250 for i in range(2 * options.chunk)])
-        for _ in range(2):
-            runner.decode([(state, 5)])
+        states = [runner.new_sequence() for _ in range(options.max_concurrency)]
+        for state in states:
+            runner.prefill(state, [1 + i % 250 for i in range(2 * options.chunk)])
+        runner.decode([(state, 5) for state in states])
+        if plan.request.mtp:
+            runner.draft([(state, 5, plan.request.max_rollback) for state in states])
+            runner.decode([(state, 5) for state in states for _ in range(1 + plan.request.max_rollback)])
         report = runner.memory_report()
-        state.free()
+        for state in states:
+            state.free()
+    assert (
+        plan.request.mtp
+        == (report["draft"] is not None)
+        == (options.verify_width != 1 and "no-table" not in model.name)
+    )
+    if report["draft"] is not None:
+        assert planned(plan, "draft graphs") == report["draft"]["graph_bytes"] > 0
     weights = report["weights"]
     assert planned(plan, "weights, mapped") == weights["mapped_bytes"]
     assert planned(plan, "weights, repacked") == weights["repacked_bytes"]

@@ -49,6 +49,9 @@ class SimpleMeter:
     def work_bytes(self, options: StateOptions, rows: int) -> int:
         return 0
 
+    def draft_bytes(self, options: StateOptions) -> int:
+        return 0
+
 
 def facts() -> ModelFacts:
     """luce-tiny's sizes, with 3 MiB of matrices, of which 1 MiB is the embedding, and a table of 5 MiB."""
