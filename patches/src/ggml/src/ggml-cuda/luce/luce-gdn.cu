@@ -133,9 +133,10 @@ static __device__ __forceinline__ float gdn_part(const float (&x)[F], const floa
 // ---------------------------------------------------------------------------------------------------------------------
 
 // CL thread blocks, a cluster, share a head's dv; 1 where there are no clusters
-constexpr int gdn_row_threads(int dp, int cl) {
-    return dp / cl * GDN_LANES < 512 ? dp / cl * GDN_LANES : 512;
-}
+template <int DP, int CL>
+struct gdn_row_block {
+    static constexpr int n_threads = DP / CL * GDN_LANES < 512 ? DP / CL * GDN_LANES : 512;
+};
 
 // a cluster's barrier in two parts; the first pair orders no memory
 static __device__ __forceinline__ void gdn_cluster_arrive() {
@@ -181,9 +182,9 @@ static __device__ __forceinline__ void gdn_cluster_put(float * shared, int rank,
 // walked by that cluster alone, one value head after the other. May start before the kernel before it has ended: until
 // the synchronisation it reads only the rows table, weights and what earlier graphs left in the state.
 template <int DP, int KT, bool exact, int CL>
-static __global__ void __launch_bounds__(gdn_row_threads(DP, CL), 1) luce_gdn_row_kernel(const gdn_args a) {
+static __global__ void __launch_bounds__((gdn_row_block<DP, CL>::n_threads), 1) luce_gdn_row_kernel(const gdn_args a) {
     constexpr int cols      = DP / CL;
-    constexpr int n_threads = gdn_row_threads(DP, CL);
+    constexpr int n_threads = gdn_row_block<DP, CL>::n_threads;
     constexpr int n_cols    = cols * GDN_LANES / n_threads; // a thread's state rows
     constexpr int F         = DP / GDN_LANES;
     static_assert(n_threads > 2 * DP + cols && cols % 32 == 0, "a thread a channel, and one for the gates");
@@ -802,7 +803,7 @@ static gdn_args gdn_arguments(const ggml_tensor * dst) {
 template <int DP, int KT, bool exact, int CL>
 static void gdn_launch_rows(cudaStream_t stream, const gdn_args & a) {
     const dim3 grid(a.n_row, a.nv, CL);
-    const int  n_threads = gdn_row_threads(DP, CL);
+    const int  n_threads = gdn_row_block<DP, CL>::n_threads;
 #if defined(GGML_CUDA_USE_PDL)
     static const bool overlap = []() {
         const char * env = getenv("GGML_CUDA_PDL");
