@@ -53,7 +53,7 @@ static __global__ void luce_mmb_round_kernel(const luce_mmb_rows x, uint4 * __re
 template <ggml_type type, typename T2>
 __launch_bounds__(n_threads)
 static __global__ void luce_mmb_w16(const luce_mmb_weights w, uint4 * __restrict__ to, int Kp) {
-    __shared__ uint32_t shared[n_threads/4*LUCE_MMB_STRIDE];
+    __shared__ __align__(16) uint32_t shared[n_threads/4*LUCE_MMB_STRIDE];
     const int     tid    = threadIdx.x;
     const int     n_unit = Kp/16;
     const int64_t n      = (int64_t) w.M*n_unit;

@@ -91,8 +91,8 @@ static __global__ void luce_mmb_f32(const luce_mmb_weights w, const luce_mmb_row
     constexpr int tile   = LUCE_MMB_F32_TILE;
     constexpr int depth  = 16;
     constexpr int stride = tile + 4;
-    __shared__ float w_shared[depth][stride];
-    __shared__ float x_shared[depth][stride];
+    __shared__ __align__(16) float w_shared[depth][stride];
+    __shared__ __align__(16) float x_shared[depth][stride];
 
     luce_mmb_part part = { 0, (int) blockIdx.y*tile, 0, 0 };
     if (cols.parts != nullptr) {
