@@ -49,6 +49,54 @@ static __device__ __forceinline__ float luce_block_sum(float x, float * shared) 
     return sum;
 }
 
+constexpr int LUCE_STREAM_THREADS = 640;
+
+static inline ggml_cuda_kernel_launch_params luce_stream_launch(ggml_backend_cuda_context & ctx, int64_t n_row, int64_t n_stream) {
+    return ggml_cuda_kernel_launch_params(
+        dim3((unsigned) n_row, (unsigned) n_stream), dim3(LUCE_STREAM_THREADS), (size_t) 0, ctx.stream());
+}
+
+// One stream of a row by one thread block of LUCE_STREAM_THREADS: value(i) for i < h into `out` (may be NULL), and out / sqrt(mean
+// of squares + eps) * gain into `normed` (may be NULL). Four neighbouring values a thread and step; the first steps' stay in registers.
+template <typename F>
+static __device__ __forceinline__ void luce_stream_norm(int h, F value, float * out, float * normed, const float * gain, float eps) {
+    constexpr int n = LUCE_STREAM_THREADS;
+    __shared__ float shared[n / 32];
+    float kept[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
+    float squares = 0.0f;
+    for (int i0 = 4 * threadIdx.x; i0 < h; i0 += 4 * n) {
+        float v[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            v[e] = i0 + e < h ? value(i0 + e) : 0.0f;
+        }
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            if (i0 + e < h) {
+                if (out) {
+                    out[i0 + e] = v[e];
+                }
+                squares = fmaf(v[e], v[e], squares);
+            }
+            if (i0 < 4 * n) {
+                kept[e] = v[e];
+            }
+        }
+    }
+    if (!normed) {
+        return;
+    }
+    const float scale = 1.0f / sqrtf(luce_block_sum<n>(squares, shared) / (float) h + eps);
+    for (int i0 = 4 * threadIdx.x; i0 < h; i0 += 4 * n) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            if (i0 + e < h) {
+                normed[i0 + e] = (i0 < 4 * n ? kept[e] : value(i0 + e)) * scale * gain[i0 + e];
+            }
+        }
+    }
+}
+
 static inline const luce_row * luce_rows(const ggml_tensor * rows) {
     return (const luce_row *) rows->data;
 }
