@@ -56,31 +56,58 @@ static inline ggml_cuda_kernel_launch_params luce_stream_launch(ggml_backend_cud
         dim3((unsigned) n_row, (unsigned) n_stream), dim3(LUCE_STREAM_THREADS), (size_t) 0, ctx.stream());
 }
 
-// One stream of a row by one thread block of LUCE_STREAM_THREADS: value(i) for i < h into `out` (may be NULL), and out / sqrt(mean
-// of squares + eps) * gain into `normed` (may be NULL). Four neighbouring values a thread and step; the first steps' stay in registers.
+// Four neighbouring floats at x[i0], those beyond n as 0; `whole`: n and the address allow 16-byte accesses.
+static __device__ __forceinline__ float4 luce_load4(const float * x, int i0, int n, bool whole) {
+    if (whole) {
+        return *(const float4 *) (x + i0);
+    }
+    float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    v.x = i0 + 0 < n ? x[i0 + 0] : 0.0f;
+    v.y = i0 + 1 < n ? x[i0 + 1] : 0.0f;
+    v.z = i0 + 2 < n ? x[i0 + 2] : 0.0f;
+    v.w = i0 + 3 < n ? x[i0 + 3] : 0.0f;
+    return v;
+}
+
+static __device__ __forceinline__ void luce_store4(float * x, int i0, int n, bool whole, float4 v) {
+    if (whole) {
+        *(float4 *) (x + i0) = v;
+        return;
+    }
+    const float part[4] = { v.x, v.y, v.z, v.w };
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        if (i0 + e < n) {
+            x[i0 + e] = part[e];
+        }
+    }
+}
+
+static __device__ __forceinline__ float4 luce_fma4(float4 x, float w, float4 y) {
+    return make_float4(fmaf(x.x, w, y.x), fmaf(x.y, w, y.y), fmaf(x.z, w, y.z), fmaf(x.w, w, y.w));
+}
+
+static __device__ __forceinline__ bool luce_aligned(const void * p) {
+    return (uintptr_t) p % 16 == 0;
+}
+
+// One stream of a row by one thread block of LUCE_STREAM_THREADS: value(i0, whole) gives values i0 .. i0 + 3 of h into `out` (may be
+// NULL), and out / sqrt(mean of squares + eps) * gain goes into `normed` (may be NULL). A thread's first four stay in registers.
 template <typename F>
-static __device__ __forceinline__ void luce_stream_norm(int h, F value, float * out, float * normed, const float * gain, float eps) {
+static __device__ __forceinline__ void luce_stream_norm(int h, bool whole, F value, float * out, float * normed, const float * gain, float eps) {
     constexpr int n = LUCE_STREAM_THREADS;
     __shared__ float shared[n / 32];
-    float kept[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
-    float squares = 0.0f;
+    whole = whole && h % 4 == 0;
+    float4 kept    = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    float  squares = 0.0f;
     for (int i0 = 4 * threadIdx.x; i0 < h; i0 += 4 * n) {
-        float v[4];
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            v[e] = i0 + e < h ? value(i0 + e) : 0.0f;
+        const float4 v = value(i0, whole);
+        if (out) {
+            luce_store4(out, i0, h, whole, v);
         }
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            if (i0 + e < h) {
-                if (out) {
-                    out[i0 + e] = v[e];
-                }
-                squares = fmaf(v[e], v[e], squares);
-            }
-            if (i0 < 4 * n) {
-                kept[e] = v[e];
-            }
+        squares = fmaf(v.w, v.w, fmaf(v.z, v.z, fmaf(v.y, v.y, fmaf(v.x, v.x, squares))));
+        if (i0 < 4 * n) {
+            kept = v;
         }
     }
     if (!normed) {
@@ -88,12 +115,9 @@ static __device__ __forceinline__ void luce_stream_norm(int h, F value, float * 
     }
     const float scale = 1.0f / sqrtf(luce_block_sum<n>(squares, shared) / (float) h + eps);
     for (int i0 = 4 * threadIdx.x; i0 < h; i0 += 4 * n) {
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            if (i0 + e < h) {
-                normed[i0 + e] = (i0 < 4 * n ? kept[e] : value(i0 + e)) * scale * gain[i0 + e];
-            }
-        }
+        const float4 v = i0 < 4 * n ? kept : value(i0, whole);
+        const float4 g = luce_load4(gain, i0, h, whole);
+        luce_store4(normed, i0, h, whole, make_float4(v.x * scale * g.x, v.y * scale * g.y, v.z * scale * g.z, v.w * scale * g.w));
     }
 }
 

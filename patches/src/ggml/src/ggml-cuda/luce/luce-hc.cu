@@ -16,7 +16,9 @@ __global__ void __launch_bounds__(LUCE_STREAM_THREADS) hc_norm_kernel(
     // an embedding is one stream wide: every stream starts from it
     const float * in  = x + row * x_stride + (copy ? 0 : stream * h);
     float *       out = copy ? residual + row * n + stream * h : nullptr;
-    luce_stream_norm(h, [=](int i) { return in[i]; }, out, normed + row * n + stream * h, gain + stream * h, eps);
+    const bool whole = luce_aligned(in) && luce_aligned(normed) && luce_aligned(gain) && (!copy || luce_aligned(residual));
+    luce_stream_norm(h, whole, [=](int i0, bool w4) { return luce_load4(in, i0, h, w4); }, out, normed + row * n + stream * h,
+                     gain + stream * h, eps);
 }
 
 __global__ void __launch_bounds__(THREADS) hc_mix_kernel(
@@ -44,8 +46,9 @@ __global__ void __launch_bounds__(LUCE_STREAM_THREADS) hc_combine_kernel(
     const float w = 2.0f * luce_sigmoid(inject[row * inject_stride + stream] / (float) gridDim.y);
     x     += row * x_stride + stream * h;
     block += row * block_stride;
-    luce_stream_norm(h, [=](int i) { return fmaf(block[i], w, x[i]); }, y + row * n + stream * h,
-                     gain ? normed + row * n + stream * h : nullptr, gain ? gain + stream * h : nullptr, eps);
+    const bool whole = luce_aligned(x) && luce_aligned(block) && luce_aligned(y) && luce_aligned(gain);
+    luce_stream_norm(h, whole, [=](int i0, bool w4) { return luce_fma4(luce_load4(block, i0, h, w4), w, luce_load4(x, i0, h, w4)); },
+                     y + row * n + stream * h, gain ? normed + row * n + stream * h : nullptr, gain ? gain + stream * h : nullptr, eps);
 }
 
 __global__ void __launch_bounds__(THREADS) silu_scale_kernel(const float * x, int64_t x_stride, float * y, int n, float scale) {

@@ -364,7 +364,7 @@ __global__ void __launch_bounds__(MMV_THREADS, n_col == 1 ? 3 : n_col <= 4 ? 2 :
 
 template <ggml_type type, int n_col>
 void mmv_launch_columns(ggml_backend_cuda_context & ctx, const luce_jobs & jobs, int n_block, size_t column_bytes) {
-    CUDA_SET_SHARED_MEMORY_LIMIT((mmv_kernel<type, n_col>), ggml_cuda_info().devices[ctx.device].smpbo);
+    CUDA_SET_SHARED_MEMORY_LIMIT((mmv_kernel<type, n_col>), ggml_cuda_info().devices[ctx.device].smpbo / 2);
     const ggml_cuda_kernel_launch_params params(dim3(n_block), dim3(MMV_THREADS), column_bytes * n_col, ctx.stream());
     ggml_cuda_kernel_launch(mmv_kernel<type, n_col>, params, jobs);
 }

@@ -189,13 +189,19 @@ moe_args args_of(const ggml_tensor * dst) {
     return a;
 }
 
-// value i of a row's mixture: picks in order, then the shared expert
-__device__ __forceinline__ float mixture(const moe_args & a, int64_t row, int i, const float * weights, float shared_weight) {
-    float sum = 0.0f;
+// values i0 .. i0 + 3 of a row's mixture: picks in order, then the shared expert
+__device__ __forceinline__ float4 mixture(const moe_args & a, int64_t row, int i0, bool whole, const float * weights, float shared_weight) {
+    const float * picks = a.picks + row * a.pick_row;
+    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 10
     for (int j = 0; j < a.n_used; j++) {
-        sum = fmaf(a.picks[row * a.pick_row + j * a.pick_stride + i], weights[j], sum);
+        sum = luce_fma4(luce_load4(picks + j * a.pick_stride, i0, a.n, whole), weights[j], sum);
     }
-    return fmaf(a.shared[row * a.shared_row + i], shared_weight, sum);
+    return luce_fma4(luce_load4(a.shared + row * a.shared_row, i0, a.n, whole), shared_weight, sum);
+}
+
+__device__ __forceinline__ bool is_whole(const moe_args & a) {
+    return a.n % 4 == 0 && a.pick_row % 4 == 0 && a.pick_stride % 4 == 0 && a.shared_row % 4 == 0 && luce_aligned(a.picks) && luce_aligned(a.shared);
 }
 
 __global__ void __launch_bounds__(THREADS) moe_combine_kernel(const moe_args a, float * y) {
@@ -205,28 +211,45 @@ __global__ void __launch_bounds__(THREADS) moe_combine_kernel(const moe_args a, 
     ggml_cuda_pdl_sync();
     pick_weights<THREADS>(a.logits + row * a.logits_row, a.ids + row * a.n_used, a.n_expert, a.n_used, weights, shared);
     const float w = luce_sigmoid(a.gate[row * a.gate_row]);
-    for (int i = blockIdx.y * THREADS + threadIdx.x; i < a.n; i += gridDim.y * THREADS) {
-        y[row * a.n + i] = mixture(a, row, i, weights, w);
+    const bool whole = is_whole(a) && luce_aligned(y);
+    for (int i0 = 4 * (blockIdx.y * THREADS + threadIdx.x); i0 < a.n; i0 += 4 * gridDim.y * THREADS) {
+        luce_store4(y + row * a.n, i0, a.n, whole, mixture(a, row, i0, whole, weights, w));
     }
 }
 
-// the mixture and the hyper-connection that takes it, the same arithmetic as one after the other
-__global__ void __launch_bounds__(LUCE_STREAM_THREADS) moe_hc_combine_kernel(
+// The mixture and the hyper-connection that takes it, the same arithmetic as one after the other. A thread block has n_stream
+// streams of a row: one where rows are few, all where reading the picks once counts.
+template <int n_stream>
+__global__ void __launch_bounds__(LUCE_STREAM_THREADS, 1) moe_hc_combine_kernel(
         const moe_args a, const float * residual, int64_t residual_row, const float * inject, int64_t inject_row, const float * gain,
         float * y, float * normed, float eps) {
+    constexpr int threads = LUCE_STREAM_THREADS;
     __shared__ float weights[MAX_USED];
-    __shared__ float shared[LUCE_STREAM_THREADS / 32];
-    const int64_t row    = blockIdx.x;
-    const int     stream = blockIdx.y;
-    const int     h      = a.n;
-    const int64_t n      = (int64_t) gridDim.y * h;
+    __shared__ float shared[threads / 32];
+    const int64_t row = blockIdx.x;
+    const int     h   = a.n;
+    const int     all = (int) gridDim.y * n_stream;
     ggml_cuda_pdl_sync();
-    pick_weights<LUCE_STREAM_THREADS>(a.logits + row * a.logits_row, a.ids + row * a.n_used, a.n_expert, a.n_used, weights, shared);
+    pick_weights<threads>(a.logits + row * a.logits_row, a.ids + row * a.n_used, a.n_expert, a.n_used, weights, shared);
     const float shared_weight = luce_sigmoid(a.gate[row * a.gate_row]);
-    const float w = 2.0f * luce_sigmoid(inject[row * inject_row + stream] / (float) gridDim.y);
-    residual += row * residual_row + stream * h;
-    luce_stream_norm(h, [=](int i) { return fmaf(mixture(a, row, i, weights, shared_weight), w, residual[i]); },
-                     y + row * n + stream * h, normed + row * n + stream * h, gain + stream * h, eps);
+    residual += row * residual_row;
+    y        += row * all * h;
+    normed   += row * all * h;
+    const bool whole = is_whole(a) && luce_aligned(residual) && luce_aligned(y) && luce_aligned(normed) && luce_aligned(gain);
+    // the mixture of a thread's first four values, read once for all its streams
+    const int    own  = 4 * (int) threadIdx.x;
+    const float4 kept = own < h ? mixture(a, row, own, whole, weights, shared_weight) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (int s = 0; s < n_stream; s++) {
+        const int   stream = (int) blockIdx.y * n_stream + s;
+        const float w      = 2.0f * luce_sigmoid(inject[row * inject_row + stream] / (float) all);
+        const float * x    = residual + stream * h;
+        luce_stream_norm(h, whole,
+            [=](int i0, bool w4) {
+                const float4 mixed = i0 == own ? kept : mixture(a, row, i0, w4, weights, shared_weight);
+                return luce_fma4(mixed, w, luce_load4(x, i0, h, w4));
+            },
+            y + stream * h, normed + stream * h, gain + stream * h, eps);
+    }
 }
 
 } // namespace
@@ -263,7 +286,7 @@ void luce_cuda_route(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
 
 void luce_cuda_moe_combine(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     const moe_args a = args_of(dst);
-    const unsigned n_part = std::min<unsigned>((a.n + THREADS - 1) / THREADS, dst->ne[1] < 64 ? 16 : 1);
+    const unsigned n_part = std::min<unsigned>((a.n + 4 * THREADS - 1) / (4 * THREADS), dst->ne[1] < 64 ? 16 : 1);
     const ggml_cuda_kernel_launch_params params(dim3((unsigned) dst->ne[1], n_part), dim3(THREADS), (size_t) 0, ctx.stream());
     ggml_cuda_kernel_launch(moe_combine_kernel, params, a, (float *) dst->data);
 }
@@ -273,7 +296,11 @@ void luce_cuda_moe_hc_combine(ggml_backend_cuda_context & ctx, const ggml_tensor
     const ggml_tensor * residual = dst->src[0];
     const ggml_tensor * inject   = dst->src[2];
     float * y = (float *) dst->data;
-    ggml_cuda_kernel_launch(moe_hc_combine_kernel, luce_stream_launch(ctx, residual->ne[1], inject->ne[0]),
+    const int64_t n_row    = residual->ne[1];
+    const int64_t n_stream = inject->ne[0];
+    const bool    together = n_stream == 4 && n_row >= 64;
+    ggml_cuda_kernel_launch(together ? moe_hc_combine_kernel<4> : moe_hc_combine_kernel<1>,
+        luce_stream_launch(ctx, n_row, together ? 1 : n_stream),
         a, (const float *) residual->data, luce_stride(residual), (const float *) inject->data, luce_stride(inject),
         (const float *) dst->src[3]->data, y, y + residual->ne[0] * residual->ne[1], ggml_get_op_params_f32(dst, 2));
 }
