@@ -4,6 +4,7 @@
 #   make test          build all and run the tests
 #   make lint          ruff, and mypy --strict
 #   make bench         the CPU speed comparison with upstream's llama-bench
+#   make bench-gpu     checks and speed on a GPU beside upstream's libllama: JSON and a plot (DEVICE=cuda:0; cuda or hip libraries first)
 #   make bench-server  load on luce run and on upstream's llama-server, side by side (builds the latter: minutes)
 #   make test-browser the status page in headless Chromium (Debian: apt-get install chromium)
 #   make test-oracle   the tests against transformers (own environment with torch, a large download)
@@ -14,6 +15,7 @@
 
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
+DEVICE ?= cuda:0
 PROMPT ?= What is the capital of France?
 
 VENV := .venv
@@ -27,7 +29,7 @@ SETUP_FILES := pyproject.toml setup.py MANIFEST.in
 
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test lint bench bench-server test-browser test-oracle build setup clean distclean
+.PHONY: help demo test lint bench bench-gpu bench-server test-browser test-oracle build setup clean distclean
 
 help:
 	@sed -n 's/^#   make/  make/p' Makefile
@@ -45,6 +47,10 @@ lint: $(LINT_READY)
 bench: setup
 	$(PY) build.py --jobs $(JOBS) --bench
 	$(PY) -m bench.cpu_vs_upstream
+
+bench-gpu: setup
+	$(PIP) install matplotlib
+	$(PY) -m bench.device_suite --device $(DEVICE) --json build/bench/device.json --plot build/bench/device.png
 
 bench-server: setup
 	$(PY) build.py --jobs $(JOBS) --bench

@@ -40,6 +40,11 @@ class ServerClient:
                     f"{self.url}{path}: expected JSON, found something else; is this a luce server?"
                 ) from error
 
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        """The JSON that answers `body`, however long that takes."""
+        with self._send("POST", path, body, read_s=None) as response:
+            return response.json()
+
     def chat(self, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
         """The chunks of a streamed answer to `body`. Closing the iterator ends the request."""
         with self._send("POST", "/v1/chat/completions", {**body, "stream": True}) as response:
@@ -48,10 +53,12 @@ class ServerClient:
             except requests.RequestException as error:
                 raise Failure(f"{self.url}: the connection ended before the answer did: {error}") from error
 
-    def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> requests.Response:
+    def _send(
+        self, method: str, path: str, body: dict[str, Any] | None = None, read_s: float | None = READ_S
+    ) -> requests.Response:
         try:
             response = self._session.request(
-                method, self.url + path, json=body, stream=True, timeout=(CONNECT_S, READ_S), allow_redirects=False
+                method, self.url + path, json=body, stream=True, timeout=(CONNECT_S, read_s), allow_redirects=False
             )
         except requests.ConnectionError as error:
             raise Failure(

@@ -52,8 +52,19 @@ class BackendState:
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def doctor(as_json: bool) -> int:
+@click.option(
+    "--selftest", "with_selftest", is_flag=True, help="Run every op on a device against float64; exit 1 on a failure."
+)
+@click.option("--device", metavar="cpu|cuda:N|hip:N", help="Where --selftest runs.  [default: cpu]")
+@click.option("--quick", is_flag=True, help="With --selftest: small sizes only, without the real model's.")
+def doctor(as_json: bool, with_selftest: bool, device: str | None, quick: bool) -> int:
     """Say what was built, which devices exist and what is missing. Exits with 1 when no model can be run."""
+    if with_selftest:
+        from cli.selftest import selftest
+
+        return selftest(device or "cpu", as_json, quick)
+    if device is not None or quick:
+        raise click.UsageError(f"{'--device' if device is not None else '--quick'}: expected --selftest with it")
     states = [examine(name) for name in BACKENDS]
     model = DEFAULT_MODEL if DEFAULT_MODEL.is_file() else None
     if as_json:
@@ -139,8 +150,9 @@ def show(states: list[BackendState], model: Path | None) -> None:
             click.echo(f"  CPU features: {', '.join(features) or 'none reported'}")
     rows = [
         (
-            f"{device['name']} ({state.name})",
+            f"{device.get('device') or device['name']} ({state.name})",
             device["description"],
+            device.get("architecture") or "-",
             device["kind"],
             f"{device['memory_free_bytes'] / GIB:.1f} of {device['memory_total_bytes'] / GIB:.1f} GiB free",
         )
@@ -148,13 +160,13 @@ def show(states: list[BackendState], model: Path | None) -> None:
         for device in state.result.get("devices", [])
     ]
     if console.is_terminal and rows:
-        table = Table("device", "description", "kind", "memory")
+        table = Table("device", "description", "architecture", "kind", "memory")
         for row in rows:
             table.add_row(*row)
         console.print(table)
     else:
         for row in rows:
-            click.echo("device: " + ", ".join(row))
+            click.echo("device: " + ", ".join(part for part in row if part != "-"))
     click.echo(f"default model: {f'{model}, {model.stat().st_size / (1 << 20):.1f} MiB' if model else 'missing'}")
     for note in missing(states, model):
         click.echo(f"missing: {note}")

@@ -107,6 +107,7 @@ def settings(engine: EngineFlags, luce: Luce) -> dict[str, Any]:
     load = engine.load
     return {
         "max_ctx": luce.info.n_ctx,
+        "device": load.device,
         "threads": luce.info.threads,
         "kv_type": load.kv_type,
         "chunk": load.chunk,

@@ -14,8 +14,11 @@ import click
 from cli.chat import chat
 from cli.doctor import doctor
 from cli.hash import hash_command
+from cli.park import park, unpark
+from cli.plan import plan
 from cli.props import props
 from cli.run import run
+from cli.top import top
 from pyluce import __version__
 
 EXIT_FAILED = 1
@@ -31,8 +34,12 @@ def luce() -> None:
 luce.add_command(run)
 luce.add_command(chat)
 luce.add_command(props)
+luce.add_command(top)
+luce.add_command(park)
+luce.add_command(unpark)
 luce.add_command(hash_command)
 luce.add_command(doctor)
+luce.add_command(plan)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -24,6 +24,7 @@ from pyluce.options import (
     LoadOptions,
     OptionError,
 )
+from pyluce.spec.options import MAX_WIDTH, parse_sources
 
 Command = Callable[..., Any]
 
@@ -46,6 +47,23 @@ class EngineFlags:
         return replace(self, load=replace(load, prefix_cache_mib=load.prefix_cache_mib or 0))
 
 
+class ChunkRows(click.ParamType):  # type: ignore[type-arg]
+    """Tokens, or `auto`, which is 0."""
+
+    name = "auto|N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if value == "auto":
+            return 0
+        try:
+            rows = int(value)
+        except ValueError:
+            self.fail(f"expected auto or a number of tokens, found {value!r}", param, ctx)
+        if not CHUNK_UNIT <= rows <= MAX_CHUNK:
+            self.fail(f"expected auto or {CHUNK_UNIT} to {MAX_CHUNK}, found {rows}", param, ctx)
+        return rows
+
+
 class PrefixCacheSize(click.ParamType):  # type: ignore[type-arg]
     """MiB, or `auto`, which is None."""
 
@@ -60,6 +78,20 @@ class PrefixCacheSize(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"expected auto or a number of MiB, found {value!r}", param, ctx)
 
 
+class SpecSources(click.ParamType):  # type: ignore[type-arg]
+    """Names separated by commas, or `off`, which is none of them."""
+
+    name = "mtp,lookup|off"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            return parse_sources(value)
+        except ValueError as error:
+            self.fail(str(error).removeprefix("spec: "), param, ctx)
+
+
 _ENGINE = (
     click.argument("model", required=False, type=click.Path(path_type=Path)),
     click.option(
@@ -70,11 +102,20 @@ _ENGINE = (
         help=f"Tokens of prompt and answer together.  [default: {DEFAULT_MAX_CTX}, or what the model was trained for]",
     ),
     click.option(
+        "--device",
+        default=_LOAD.device,
+        show_default=True,
+        metavar="cpu|cuda:N|hip:N",
+        envvar="LUCE_DEVICE",
+        show_envvar=True,
+        help="Where the model runs; `luce doctor` lists what there is.",
+    ),
+    click.option(
         "--threads",
         type=click.IntRange(1, MAX_THREADS),
         envvar="LUCE_THREADS",
         show_envvar=True,
-        help="CPU threads.  [default: the CPUs that this process may use]",
+        help="CPU threads; not with a GPU.  [default: the CPUs that this process may use]",
     ),
     click.option(
         "--kv-type",
@@ -87,12 +128,12 @@ _ENGINE = (
     ),
     click.option(
         "--chunk",
-        type=click.IntRange(CHUNK_UNIT, MAX_CHUNK),
+        type=ChunkRows(),
         default=_LOAD.chunk,
         show_default=True,
         envvar="LUCE_CHUNK",
         show_envvar=True,
-        help=f"Prompt tokens computed at once, a multiple of {CHUNK_UNIT}.",
+        help=f"Prompt tokens computed at once, a multiple of {CHUNK_UNIT}, or auto: as many as memory allows.",
     ),
     click.option(
         "--repack/--no-repack",
@@ -144,6 +185,30 @@ _ENGINE = (
         envvar="LUCE_IDLE_PREFILL",
         show_envvar=True,
         help="While nobody waits, compute what the next turn of a conversation begins with.",
+    ),
+    click.option(
+        "--spec",
+        type=SpecSources(),
+        metavar="mtp,lookup|off",
+        envvar="LUCE_SPEC",
+        show_envvar=True,
+        help="Where drafts come from: the model's draft head, the text itself.  [default: mtp, if the model has a head]",
+    ),
+    click.option(
+        "--verify-width",
+        type=click.IntRange(0, MAX_WIDTH),
+        default=_LOAD.verify_width,
+        show_default=True,
+        envvar="LUCE_VERIFY_WIDTH",
+        show_envvar=True,
+        help=f"Rows verified at once, the next token and its drafts: 0 adaptive, 1 no drafts, 2 to {MAX_WIDTH} fixed.",
+    ),
+    click.option(
+        "--draft",
+        type=click.Path(path_type=Path),
+        envvar="LUCE_DRAFT",
+        show_envvar=True,
+        help="A file with the draft head.  [default: the model's own, or mtp-*.gguf beside it or in MTP/]",
     ),
     click.option(
         "--chat-template-file",
@@ -226,6 +291,7 @@ def engine_options(command: Command) -> Command:
         *,
         model: Path | None,
         max_ctx: int | None,
+        device: str,
         threads: int | None,
         kv_type: str,
         chunk: int,
@@ -235,6 +301,9 @@ def engine_options(command: Command) -> Command:
         prefill_share: float,
         prefix_cache_mib: int | None,
         idle_prefill: str,
+        spec: tuple[str, ...] | None,
+        verify_width: int,
+        draft: Path | None,
         chat_template_file: Path | None,
         quiet: bool,
         **rest: Any,
@@ -243,6 +312,7 @@ def engine_options(command: Command) -> Command:
         try:
             load = LoadOptions(
                 max_ctx=max_ctx,
+                device=device,
                 threads=threads,
                 kv_type=kv_type,
                 chunk=chunk,
@@ -253,6 +323,9 @@ def engine_options(command: Command) -> Command:
                 prefill_share=prefill_share,
                 prefix_cache_mib=prefix_cache_mib,
                 idle_prefill=idle_prefill == "on",
+                spec=spec,
+                verify_width=verify_width,
+                draft=draft,
             )
         except OptionError as error:
             raise click.UsageError(as_flag(error)) from error

@@ -15,6 +15,7 @@ BARS = "▁▂▃▄▅▆▇█"
 _HEALTH = {
     "ok": ("ready", "green"),
     "busy": ("working", "yellow"),
+    "parked": ("parked", "cyan"),
     "stalled": ("stalled", "red"),
     "failed": ("engine ended", "red"),
 }
@@ -31,9 +32,20 @@ class StatusPanel:
         self._url = url
 
     def render(
-        self, shown: Mapping[str, Any], history: Sequence[float], size: ConsoleDimensions, *, stopping: bool = False
+        self,
+        shown: Mapping[str, Any],
+        history: Sequence[float],
+        size: ConsoleDimensions,
+        *,
+        stopping: bool = False,
+        memory: Sequence[RenderableType] | None = None,
+        footer: str | None = None,
     ) -> RenderableType:
-        """`shown`: as /status/json has it. `history`: generated tokens a second, oldest first."""
+        """`shown`: as /status/json has it. `history`: generated tokens a second, oldest first.
+
+        `memory`, `footer`: shown in place of the line about memory, and of the one about Ctrl-C.
+        """
+        last = _footer(shown, stopping) if footer is None else footer
         rows: list[RenderableType] = [
             self._heading(shown),
             Text(""),
@@ -43,8 +55,8 @@ class StatusPanel:
             Text(""),
             _requests(shown),
             _tokens(shown["totals"]),
-            _memory(shown["memory"]),
-            Text(_footer(shown, stopping), style="bold red" if stopping else "dim"),
+            *([_memory(shown["memory"])] if memory is None else memory),
+            Text(last, style="bold red" if stopping else "dim"),
         ]
         return Panel(Group(*rows), title="luce", title_align="left", border_style="yellow")
 

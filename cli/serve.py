@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,6 +15,7 @@ from click.core import ParameterSource
 from cli.loading import Failure, loaded_model
 from cli.options import EngineFlags, as_flag
 from pyluce.engine import SamplingParams
+from pyluce.options import DEFAULT_CACHE_DIR_MIB, OptionError
 
 Command = Callable[..., Any]
 
@@ -33,6 +35,10 @@ class ServeFlags:
     max_body_mib: int
     default_max_tokens: int
     shutdown_grace: float
+    cache_dir: Path | None
+    cache_dir_mib: int | None
+    park_after: float | None
+    unpark_on_request: bool
     given: tuple[str, ...]
 
 
@@ -53,6 +59,14 @@ _FLAGS = (
                  help="Serve: tokens of an answer whose request names no limit, or what fits."),
     click.option("--shutdown-grace", type=click.FloatRange(0.0), default=10.0, show_default=True, metavar="SECONDS",
                  help="Serve: how long running requests may go on after Ctrl-C."),
+    click.option("--cache-dir", type=click.Path(file_okay=False, path_type=Path), envvar="LUCE_CACHE_DIR", show_envvar=True,
+                 help="Serve: a folder where kept prompts survive a restart and a park."),
+    click.option("--cache-dir-mib", type=click.IntRange(1), envvar="LUCE_CACHE_DIR_MIB", show_envvar=True,
+                 help=f"Serve: size of the files in it at most.  [default: {DEFAULT_CACHE_DIR_MIB}]"),
+    click.option("--park-after", type=click.FloatRange(0.0, min_open=True), metavar="SECONDS", envvar="LUCE_PARK_AFTER",
+                 show_envvar=True, help="Serve: release the model's memory when nothing was to do for so long."),
+    click.option("--unpark-on-request", is_flag=True, envvar="LUCE_UNPARK_ON_REQUEST", show_envvar=True,
+                 help="Serve: a request loads a parked model again, instead of being refused."),
 )  # fmt: skip
 
 _NAMES = tuple(name for name in ServeFlags.__dataclass_fields__ if name != "given")
@@ -93,6 +107,13 @@ def serve_model(engine: EngineFlags, flags: ServeFlags, sampling: SamplingParams
     from pyluce.service import LuceService
 
     try:
+        load = replace(
+            engine.load,
+            cache_dir=flags.cache_dir,
+            cache_dir_mib=flags.cache_dir_mib,
+            park_after=flags.park_after,
+            unpark_on_request=flags.unpark_on_request,
+        )
         settings = ServerSettings(
             host=flags.host,
             port=flags.port,
@@ -104,10 +125,10 @@ def serve_model(engine: EngineFlags, flags: ServeFlags, sampling: SamplingParams
             shutdown_grace_s=flags.shutdown_grace,
             sampling=sampling,
         )
-    except SettingError as error:
+    except (SettingError, OptionError) as error:
         raise click.UsageError(as_flag(error)) from error
     _check_port(flags.host, flags.port)
-    with loaded_model(engine) as luce, LuceService(luce, engine.load) as service:
+    with loaded_model(replace(engine, load=load)) as luce, LuceService(luce, load) as service:
         app = create_app(service, settings)
         with _usable_address():
             server = LuceServer(app, settings)

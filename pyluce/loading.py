@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import psutil
-
-from pyluce.engine import BatchCore, Engine, Resources
+from pyluce.engine import BatchCore, Engine, ParkingCore, Resources
 from pyluce.graph import RunnerOptions, TrunkRunner
+from pyluce.keeping import keep_model, lock_cache_dir
 from pyluce.luce import LoadedModel, ModelInfo, Progress
+from pyluce.memory.load import plan_load, runner_options
+from pyluce.memory.planner import PlanError
 from pyluce.native.sampler import SamplerChain
 from pyluce.native.vocabulary import Vocabulary
-from pyluce.options import DEFAULT_MAX_CTX, DEFAULT_MODEL, LoadOptions, OptionError, available_cpus
-from pyluce.state import SequenceState, StateMemoryError, automatic_budget, check_state_fits
+from pyluce.options import DEFAULT_MODEL, LoadOptions, OptionError
+from pyluce.spec.speculator import Speculator
+from pyluce.speculation import Speculation, choose_speculation
+from pyluce.state import SequenceState
 from pyluce.text import ChatTemplate, Tokenizer
 from pyluce.weights import ModelError, open_model
 
@@ -30,7 +33,7 @@ def load_engine(path: Path, options: LoadOptions, progress: Progress | None) -> 
     check_model_path(path)
     loaded: list[LoadedModel] = []
 
-    def open_core(check_interrupted: Callable[[], None]) -> BatchCore[SequenceState]:
+    def open_core(check_interrupted: Callable[[], None]) -> ParkingCore[SequenceState]:
         def report(stage: str, done: int, total: int, /) -> None:
             check_interrupted()
             if progress is not None:
@@ -54,42 +57,44 @@ def check_model_path(path: Path) -> None:
     raise ModelError(f"{path}: expected a GGUF file, found {'a folder' if path.is_dir() else 'nothing there'}")
 
 
-def choose_context(max_ctx: int | None, n_ctx_train: int) -> int:
-    """The context size in tokens: what was asked for, else the default, never more than the model was trained for by default."""
-    if max_ctx is not None:
-        return max_ctx
-    return min(DEFAULT_MAX_CTX, n_ctx_train) if n_ctx_train > 0 else DEFAULT_MAX_CTX
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """A model that was just loaded. `warnings` are for the user."""
+
+    runner: TrunkRunner
+    n_ctx: int
+    budget_bytes: int
+    warnings: list[str]
+    speculation: Speculation
 
 
-def _open(path: Path, options: LoadOptions, report: Progress) -> tuple[BatchCore[SequenceState], LoadedModel]:
-    threads = options.threads or available_cpus()
-    with open_model(path) as model_file:
-        n_ctx = choose_context(options.max_ctx, model_file.hparams.n_ctx_train)
+def open_runner(path: Path, options: LoadOptions, report: Progress) -> OpenedModel:
+    """Load weights and state, sized for the memory that is free now: at the start, and again after a park.
+
+    Raises OptionError, ModelError or NativeError, with nothing left behind.
+    """
+    with open_model(path, draft=options.draft) as model_file:
         warnings = list(model_file.warnings)
-        runner_options = RunnerOptions(
-            n_ctx=n_ctx,
-            n_slots=options.max_concurrency,
-            n_threads=threads,
-            kv_type=options.kv_type,
-            max_rollback=0,
-            chunk_tokens=options.chunk,
-            repack=options.repack,
-        )
-        h = model_file.hparams
-        budget = options.prefix_cache_mib
-        if budget is None:
-            available = psutil.virtual_memory().available
-            budget_bytes = automatic_budget(h, runner_options.state(h), available)
-        else:
-            budget_bytes = budget << 20
-        runner_options = replace(runner_options, prefix_cache_bytes=budget_bytes)
+        speculation = choose_speculation(model_file, options)
+        if speculation.uses_head:
+            model_file.attach_draft(embedding=options.device != "cpu")
         try:
-            check_state_fits(h, runner_options.state(h))
-        except StateMemoryError as error:
+            plan = plan_load(model_file, options, speculation)
+        except PlanError as error:
             raise OptionError(str(error)) from error
+    warnings += plan.warnings
+    runner = TrunkRunner(path, runner_options(plan, options), report)
+    return OpenedModel(runner, plan.request.n_ctx, plan.prefix_cache_bytes, warnings, speculation)
+
+
+def _open(path: Path, options: LoadOptions, report: Progress) -> tuple[ParkingCore[SequenceState], LoadedModel]:
     with ExitStack() as stack:
-        runner = TrunkRunner(path, runner_options, report)
-        stack.callback(runner.close)
+        lock = lock_cache_dir(options, stack)
+        opened = open_runner(path, options, report)
+        runner, n_ctx, warnings = opened.runner, opened.n_ctx, opened.warnings
+        keeper = keep_model(runner, lock, options, partial(_open_again, path, options))
+        stack.callback(keeper.close)
+        warnings += keeper.warnings
         hparams = runner.hparams
         vocabulary = Vocabulary(runner.model.path)
         stack.callback(vocabulary.close)
@@ -110,23 +115,34 @@ def _open(path: Path, options: LoadOptions, report: Progress) -> tuple[BatchCore
             n_vocab=hparams.n_vocab,
             n_layer=hparams.n_layer,
             size_bytes=runner.model.size_bytes,
-            threads=threads,
+            threads=runner.options.n_threads,
             warnings=tuple(warnings),
+            chunk=runner.options.chunk_tokens,
+            speculation=opened.speculation,
         )
         new_chain = partial(SamplerChain, hparams.n_vocab)
-        resources = Resources(runner, tokenizer, new_chain, n_ctx, options.chunk)
+        resources = Resources(runner, tokenizer, new_chain, n_ctx, runner.options.chunk_tokens)
         owners = ExitStack()
         core = BatchCore(
             resources,
             owners.close,
+            speculator=Speculator(opened.speculation.options) if opened.speculation.options.enabled else None,
             n_slots=options.max_concurrency,
             max_queue=options.max_queue,
             prefill_share=options.prefill_share,
-            store=runner.store if budget_bytes else None,
+            store=runner.store if opened.budget_bytes else None,
             idle_prefill=options.idle_prefill,
         )
+        parking = ParkingCore(
+            core, keeper, park_after_s=options.park_after, unpark_on_request=options.unpark_on_request
+        )
         owners.enter_context(stack.pop_all())
-        return core, LoadedModel(info, tokenizer, template, runner.memory_report)
+        return parking, LoadedModel(info, tokenizer, template, keeper.memory_report, parking)
+
+
+def _open_again(path: Path, options: LoadOptions, before: RunnerOptions, report: Progress) -> TrunkRunner:
+    """The model after a park: with the context and the chunks that its kept states were computed with."""
+    return open_runner(path, replace(options, max_ctx=before.n_ctx, chunk=before.chunk_tokens), report).runner
 
 
 def _template(tokenizer: Tokenizer, vocabulary: Vocabulary, options: LoadOptions) -> ChatTemplate | None:

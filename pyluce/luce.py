@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from pyluce.engine import (
     Engine,
@@ -16,6 +16,7 @@ from pyluce.engine import (
     FinishEvent,
     GenerationRequest,
     IdlePrompt,
+    ParkError,
     Ticket,
     Timings,
     TokenEvent,
@@ -24,6 +25,7 @@ from pyluce.engine import (
 from pyluce.engine.thread import attach_finalizer
 from pyluce.options import DEFAULT_MODEL, LoadOptions
 from pyluce.prompts import PromptBuilder
+from pyluce.speculation import NO_SPECULATION, Speculation
 from pyluce.text import ChatTemplate, Tokenizer
 
 Progress = Callable[[str, int, int], None]
@@ -31,7 +33,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What was loaded. `warnings` are for the user: what in the file is odd or not used."""
+    """What was loaded. `warnings` are for the user: what in the file is odd or not used. `chunk`: prompt tokens computed at once."""
 
     name: str
     path: Path
@@ -42,16 +44,29 @@ class ModelInfo:
     size_bytes: int
     threads: int
     warnings: tuple[str, ...] = ()
+    chunk: int | None = None
+    speculation: Speculation = NO_SPECULATION
+
+
+class Parking(Protocol):
+    """A core that can be parked (`pyluce.engine.ParkingCore`); both run on the engine's thread."""
+
+    def park(self, *, discard: bool = False) -> bool:
+        """Release the model; False when it is already."""
+
+    def unpark(self) -> bool:
+        """Load it again; False when it is not parked."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that an engine serves. `memory_report` runs on the engine's thread."""
+    """A model that an engine serves. `memory_report` runs on the engine's thread. `parking` None: it cannot be parked."""
 
     info: ModelInfo
     tokenizer: Tokenizer
     template: ChatTemplate | None
     memory_report: Callable[[], dict[str, Any]]
+    parking: Parking | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +129,7 @@ class Luce:
         self.tokenizer = model.tokenizer
         self._engine = engine
         self._memory_report = model.memory_report
+        self._parking = model.parking
         self._prompts = PromptBuilder(model.tokenizer, model.template, engine.call)
         attach_finalizer(self, engine)
 
@@ -190,6 +206,25 @@ class Luce:
     def memory_report(self) -> dict[str, Any]:
         """Bytes by place, from the buffers that exist."""
         return self._engine.call(self._memory_report)
+
+    def park(self, *, discard: bool = False) -> bool:
+        """Release weights, state and caches until `unpark`; False when they are already. Requests get ParkedError meanwhile.
+
+        Running requests wait, and the prefix cache is kept, in the cache_dir that the model was loaded with. Raises ParkError, with nothing
+        changed, when something would be lost without one; `discard` lets the prefix cache go (running requests never).
+        """
+        parking = self._parking
+        if parking is None:
+            raise ParkError("this model cannot be parked")
+        return self._engine.call(lambda: parking.park(discard=discard))
+
+    def unpark(self) -> bool:
+        """Load a parked model again, sized for the memory that is free now; False when it is not parked.
+
+        Raises UnparkError with what went wrong; everything stays released then.
+        """
+        parking = self._parking
+        return parking is not None and self._engine.call(parking.unpark)
 
     def close(self) -> None:
         """End running requests and free everything. Closing twice is fine."""

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from pyluce.spec.options import check_sources, check_width
+
 DEFAULT_MAX_CTX: Final = 8192
+DEFAULT_CACHE_DIR_MIB: Final = 8192
 KV_TYPES: Final = ("f16", "f32")
+DEVICE_NAME: Final = re.compile(r"cpu|(cuda|hip):[0-9]{1,3}")
 MAX_CTX_LIMIT: Final = (1 << 24) - 1
 MAX_THREADS: Final = 512
 CHUNK_UNIT: Final = 16
@@ -27,17 +32,25 @@ class LoadOptions:
     """How to load and run a model.
 
     * max_ctx: tokens that a sequence may hold; None is 8192, or what the model was trained for if that is less.
-    * threads: CPU threads; None is what this process may use (`available_cpus`).
+    * device: where the model runs: "cpu", "cuda:N" (NVIDIA) or "hip:N" (AMD), N counting from 0.
+    * threads: CPU threads; None is what this process may use (`available_cpus`). None with a GPU.
     * kv_type: "f16" or "f32", the type of attention keys and values.
-    * chunk: prompt tokens computed at once, a multiple of 16.
-    * repack: keep matrices a second time in the layout that this CPU multiplies fastest.
+    * chunk: prompt tokens computed at once, a multiple of 16; 0: as many as memory allows (docs/memory.md).
+    * repack: keep matrices a second time in the layout that this CPU multiplies fastest (on a GPU nothing is repacked).
+    * spec: where drafts come from, "mtp" (the model's draft head) and "lookup" (the text itself); None: mtp, if the model has a head.
+    * verify_width: rows verified at once, the next token and its drafts: 0 adaptive, 1 no drafts at all, 2 to 8 fixed.
+    * draft: a file with the draft head, instead of the model's own or of one found beside it.
     * chat_template: a template to use instead of the file's.
     * max_concurrency: requests computed at once, 1 to 64; their state is allocated at the start.
     * max_queue: requests that may wait for a slot; the next one is refused.
     * prefill_share: how much of the time prompts may take while other requests decode, 0 to 1. With 0 they wait until nobody decodes.
-    * prefix_cache_mib: memory for the states of prompts, so that prompts that begin alike are computed once; None: room for three
-      full contexts, at most a quarter of the memory that is free; 0 keeps nothing.
+    * prefix_cache_mib: memory for the states of prompts, so that prompts that begin alike are computed once, half of it the
+      device's; None: room for three full contexts, at most a quarter of the memory that is free; 0 keeps nothing.
     * idle_prefill: while nobody waits, compute what the next turn of a conversation will begin with (needs the prefix cache).
+    * cache_dir: a folder where the prefix cache's entries are kept too, so that they survive a restart and a park; one process at a time.
+    * cache_dir_mib: size of the files in it at most; None is 8192.
+    * park_after: release the model's memory when nothing was to do for so many seconds; None: never by itself.
+    * unpark_on_request: a request loads a parked model again, instead of being refused.
 
     Raises OptionError naming the option.
     """
@@ -53,13 +66,26 @@ class LoadOptions:
     prefill_share: float = 0.75  # docs/measurements.md
     prefix_cache_mib: int | None = None
     idle_prefill: bool = True
+    cache_dir: Path | None = None
+    cache_dir_mib: int | None = None
+    park_after: float | None = None
+    unpark_on_request: bool = False
+    device: str = "cpu"
+    spec: tuple[str, ...] | None = None
+    verify_width: int = 0
+    draft: Path | None = None
 
     def __post_init__(self) -> None:
+        if DEVICE_NAME.fullmatch(self.device) is None:
+            raise OptionError(f"device: expected cpu, cuda:N or hip:N, found {self.device!r}")
+        if self.device != "cpu" and self.threads is not None:
+            raise OptionError(f"threads: expected none with the device {self.device}, found {self.threads}")
+        self._check_speculation()
         if self.max_ctx is not None:
             _check_integer("max_ctx", self.max_ctx, 1, MAX_CTX_LIMIT)
         if self.threads is not None:
             _check_integer("threads", self.threads, 1, MAX_THREADS)
-        _check_integer("chunk", self.chunk, CHUNK_UNIT, MAX_CHUNK)
+        _check_integer("chunk", self.chunk, 0, MAX_CHUNK)
         if self.chunk % CHUNK_UNIT:
             raise OptionError(f"chunk: expected a multiple of {CHUNK_UNIT}, found {self.chunk}")
         if self.kv_type not in KV_TYPES:
@@ -67,11 +93,37 @@ class LoadOptions:
         _check_integer("max_concurrency", self.max_concurrency, 1, MAX_CONCURRENCY)
         if self.prefix_cache_mib is not None:
             _check_integer("prefix_cache_mib", self.prefix_cache_mib, 0, 1 << 30)
+        if self.cache_dir_mib is not None:
+            _check_integer("cache_dir_mib", self.cache_dir_mib, 1, 1 << 30)
+            if self.cache_dir is None:
+                raise OptionError("cache_dir_mib: expected with cache_dir only, found no cache_dir")
+        if self.cache_dir is not None and self.prefix_cache_mib == 0:
+            raise OptionError("cache_dir: expected a prefix cache, whose entries it keeps, found prefix_cache_mib 0")
+        if self.park_after is not None:
+            if isinstance(self.park_after, bool) or not 0.0 < self.park_after < float("inf"):
+                raise OptionError(f"park_after: expected a positive number of seconds, found {self.park_after}")
+            if self.cache_dir is None and self.prefix_cache_mib != 0:
+                raise OptionError(
+                    "park_after: expected a cache_dir, where the prefix cache is kept meanwhile (or prefix_cache_mib 0), found none"
+                )
         _check_integer("max_queue", self.max_queue, 0, MAX_QUEUE)
         if isinstance(self.prefill_share, bool) or not isinstance(self.prefill_share, (int, float)):
             raise OptionError(f"prefill_share: expected a number, found {type(self.prefill_share).__name__}")
         if not 0.0 <= self.prefill_share <= 1.0:
             raise OptionError(f"prefill_share: expected a number from 0 to 1, found {self.prefill_share}")
+
+    def _check_speculation(self) -> None:
+        try:
+            check_width(self.verify_width)
+            check_sources(self.spec or ())
+        except ValueError as error:
+            raise OptionError(str(error)) from None
+        if self.draft is None:
+            return
+        if self.verify_width == 1 or (self.spec is not None and "mtp" not in self.spec):
+            raise OptionError("draft: expected with mtp among spec, and a verify_width other than 1")
+        if not self.draft.is_file():
+            raise OptionError(f"draft: expected a GGUF file with a draft head, found none at {self.draft}")
 
 
 def available_cpus() -> int:

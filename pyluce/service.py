@@ -65,6 +65,14 @@ class LuceService:
         """What the engine published last."""
         return self._luce.stats()
 
+    def park(self, *, discard: bool = False) -> bool:
+        """Release the model's memory; see `Luce.park`."""
+        return self._luce.park(discard=discard)
+
+    def unpark(self) -> bool:
+        """Load it again; see `Luce.unpark`."""
+        return self._luce.unpark()
+
     def text(self, work: Callable[[TextTools], T]) -> Future[T]:
         """Run `work` on the text thread."""
         return self._executor.submit(work, self._tools)

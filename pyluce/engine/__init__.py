@@ -12,14 +12,18 @@ from pyluce.engine.errors import (
     EngineError,
     EngineForkedError,
     LogitsError,
+    ParkedError,
+    ParkError,
     QueueFullError,
     RequestCancelledError,
     RequestError,
+    UnparkError,
 )
 from pyluce.engine.events import Event, FinishEvent, FinishReason, PrefillEvent, Timings, TokenEvent
 from pyluce.engine.generate import Generation, GenerationRequest, Resources, generate
 from pyluce.engine.hashing import StepHasher, hash_logits, hash_tokens
 from pyluce.engine.idle import IdlePrompt
+from pyluce.engine.parking import ParkableModel, ParkingCore
 from pyluce.engine.protocols import Chain, Runner, Sampler, SequenceLike, TokenTable
 from pyluce.engine.sampling import SamplingParams
 from pyluce.engine.scheduler import Scheduler
@@ -52,6 +56,10 @@ __all__ = [
     "LogitsError",
     "Message",
     "Outcome",
+    "ParkError",
+    "ParkableModel",
+    "ParkedError",
+    "ParkingCore",
     "PrefillEvent",
     "QueueFullError",
     "RequestCancelledError",
@@ -69,6 +77,7 @@ __all__ = [
     "Timings",
     "TokenEvent",
     "TokenTable",
+    "UnparkError",
     "generate",
     "hash_logits",
     "hash_tokens",

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from pyluce.engine.admission import AdmissionGate
+from pyluce.engine.decoding import Decoder
 from pyluce.engine.errors import DeadlineError, EngineError, RequestCancelledError
 from pyluce.engine.events import Event, FinishReason, PrefillEvent
 from pyluce.engine.generate import Generation, GenerationRequest, Resources, chunk_bounds
 from pyluce.engine.idle import IdlePrefill, IdlePrompt
+from pyluce.engine.live import Live
 from pyluce.engine.plan import Admission, Chunk, Plan, StepResult
-from pyluce.engine.protocols import Logits, PrefixStore, SequenceLike
+from pyluce.engine.protocols import Launching, Logits, PrefixStore, Runner, SequenceLike
 from pyluce.engine.scheduler import Phase, Scheduler
 from pyluce.engine.stats import Activity, Counters, EngineStats, Outcome, SlotState, SlotStats
 from pyluce.engine.ticket import Ticket
+from pyluce.spec.speculator import Speculator
 
 S = TypeVar("S", bound=SequenceLike)
 
@@ -28,21 +31,13 @@ KEEP_EVERY = 4096  # prompt tokens; ends of chunks at its multiples are offered 
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Live(Generic[S]):
-    """A request in a slot. `next_token` was chosen and is not in the state yet."""
-
-    ticket: Ticket
-    generation: Generation
-    state: S
-    next_token: int = -1
-
-
 class BatchCore(Generic[S]):
     """Runs on the engine thread; only `reserve` and `stats` are called from others. `close` is called last.
 
     What ends one request (its own logits, sampler, text or state) ends no other one; a native step that fails ends the requests whose
-    rows or chunk it computed. Events are delivered after the stats that include them were published.
+    rows or chunk it computed. Events are delivered after the stats that include them were published: at the end of a step, or, by a runner
+    that says when it launches, at the launch of the next one. Who handles events needs the interpreter, which the engine needs between
+    two launches, and a device that computes does not.
     """
 
     def __init__(
@@ -55,6 +50,7 @@ class BatchCore(Generic[S]):
         prefill_share: float,
         store: PrefixStore[S] | None = None,
         idle_prefill: bool = True,
+        speculator: Speculator[S] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`n_slots`: the runner's, all of them free. `store`: where prompts' states are kept; `clock`: seconds, as the tickets'."""
@@ -65,6 +61,7 @@ class BatchCore(Generic[S]):
         self._idle = IdlePrefill(resources, store) if store is not None and idle_prefill else None
         self._close = close
         self._clock = clock
+        self._decoder = Decoder(speculator, clock)
         self._gate = AdmissionGate(n_slots, max_queue, clock)
         self._scheduler = Scheduler(n_slots, prefill_share)
         self._tickets: dict[int, Ticket] = {}  # in the queue or in a slot
@@ -77,6 +74,8 @@ class BatchCore(Generic[S]):
         self._activity = (Activity.IDLE, clock())
         self._heartbeat = clock()
         self._published = self._snapshot()
+        self._at_launch = False
+        self._listen()
 
     # from any thread
 
@@ -119,12 +118,13 @@ class BatchCore(Generic[S]):
         while (admission := self._scheduler.admit()) is not None:
             self._begin(admission)
             admitted = True
-        if not self._deliver() and admitted:
-            self._publish()
         plan = self._scheduler.plan()
+        delivered = not (plan and self._at_launch) and self._deliver()
+        if admitted and not delivered:
+            self._publish()
         if plan:
             self._scheduler.commit(self._run(plan))
-            if not self._deliver():
+            if not (self._at_launch and self._scheduler.busy) and not self._deliver():
                 self._publish()
         return self._scheduler.busy or self._use_idle_time()
 
@@ -185,6 +185,43 @@ class BatchCore(Generic[S]):
             self._idle.close()
         self._deliver()
 
+    # parking (`ParkingCore`)
+
+    def pause(self) -> None:
+        """Give back the slot of what is computed ahead, which is begun again later, and deliver."""
+        self._deliver()
+        if self._idle is not None:
+            self._idle.pause()
+
+    def running(self) -> dict[int, S]:
+        """The states of the requests in slots."""
+        return {number: live.state for number, live in self._live.items()}
+
+    def exchange(self, runner: Runner[S], store: PrefixStore[S], states: Mapping[int, S]) -> None:
+        """Go on with another runner, and with `states` in place of those of the requests in slots."""
+        self.resources = replace(self.resources, runner=runner)
+        self._listen()
+        self._store = store if self._store is not None else None
+        if self._idle is not None:
+            self._idle.move(self.resources, store)
+        for number, state in states.items():
+            self._live[number].state = state
+        self._memory = self._memory_report(self._memory)
+        self._publish()
+
+    def refuse(self, numbers: Iterable[int], error: BaseException) -> None:
+        """End these requests with `error`."""
+        for number in numbers:
+            if number in self._tickets:
+                self._end(number, Outcome.FAILED, error)
+        self.sweep()
+
+    def sweep(self) -> None:
+        """End the requests that nobody waits for any more, and deliver; nothing is computed."""
+        self._drop_unwanted()
+        if not self._deliver():
+            self._publish()
+
     def close(self) -> None:
         """Free the runner and what belongs to it."""
         self._act(Activity.CLOSED)
@@ -196,7 +233,7 @@ class BatchCore(Generic[S]):
         if plan.decode:
             self._act(Activity.DECODE)
             self._decode(plan.decode)
-            if plan.prefill is not None:
+            if plan.prefill is not None and not self._at_launch:
                 self._deliver()
         decoded = self._clock()
         if plan.prefill is not None and self._still_wanted(plan.prefill.sequence):
@@ -206,16 +243,19 @@ class BatchCore(Generic[S]):
         return StepResult(plan, decoded - begun, done - decoded)
 
     def _decode(self, numbers: tuple[int, ...]) -> None:
-        rows = [self._live[number] for number in numbers]
+        candidates = [self._live[number].candidate(self.resources.n_ctx) for number in numbers]
         try:
-            logits = self.resources.runner.decode([(live.state, live.next_token) for live in rows])
+            verified = self._decoder.compute(self.resources.runner, candidates)
         except Exception as error:
             for number in numbers:
                 self._end(number, Outcome.FAILED, error)
             return
-        self._counters.add_rows(len(numbers))
-        for number, row in zip(numbers, logits, strict=True):
-            self._choose(number, row)
+        self._counters.add_rows(sum(len(rows.logits) for rows in verified))
+        for candidate, rows in zip(candidates, verified, strict=True):
+            try:
+                self._decoder.accept(candidate, rows, partial(self._choose, candidate.number))
+            except Exception as error:
+                self._end(candidate.number, Outcome.FAILED, error)
 
     def _prefill(self, chunk: Chunk) -> None:
         live = self._live[chunk.sequence]
@@ -231,7 +271,8 @@ class BatchCore(Generic[S]):
         if chunk.last:
             self._choose(chunk.sequence, logits)
 
-    def _choose(self, number: int, logits: Logits | None) -> None:
+    def _choose(self, number: int, logits: Logits | None) -> int | None:
+        """The next token of a sequence, from its row; None when the answer ended."""
         live = self._live[number]
         generation = live.generation
         try:
@@ -242,13 +283,21 @@ class BatchCore(Generic[S]):
             self._counters.add_token(self._clock())
             self._outbox.append((live.ticket, token))
             if not generation.finished:
-                return
+                return token.token
             finish = generation.finish()
         except Exception as error:
             self._end(number, Outcome.FAILED, error)
-            return
+            return None
         self._outbox.append((live.ticket, finish))
         self._end(number, Outcome.STOP if finish.reason is FinishReason.STOP else Outcome.LENGTH)
+        return None
+
+    def _listen(self) -> None:
+        """Be told of the runner's launches, if it tells."""
+        runner = self.resources.runner
+        self._at_launch = isinstance(runner, Launching)
+        if isinstance(runner, Launching):
+            runner.before_compute = self._deliver
 
     # requests come and go
 
@@ -321,6 +370,7 @@ class BatchCore(Generic[S]):
         """Free everything that a request holds; its answer goes out with the next delivery."""
         ticket = self._tickets.pop(number)
         live = self._live.pop(number, None)
+        self._decoder.end(number)
         for free in self._owned_by(live) if live is not None else ():
             try:
                 free()
@@ -368,7 +418,8 @@ class BatchCore(Generic[S]):
     def _snapshot(self) -> EngineStats:
         now = self._clock()
         slots = tuple(self._slot_stats(number, now) for number in self._scheduler.slots)
-        return self._counters.snapshot(now, slots, self._memory, self._gate.max_queue)
+        made = self._counters.snapshot(now, slots, self._memory, self._gate.max_queue)
+        return replace(made, speculation=self._decoder.stats())
 
     def _slot_stats(self, number: int | None, now: float) -> SlotStats:
         live = self._live.get(number) if number is not None else None

@@ -47,3 +47,19 @@ class EngineClosedError(EngineError):
 
 class EngineForkedError(EngineError):
     """The engine was used in a process forked from the one that started it."""
+
+
+class ParkError(RuntimeError):
+    """The model cannot be parked now, as something would be lost; it goes on as before."""
+
+
+class ParkedError(EngineError):
+    """The model is parked, so the request was refused before any work. `retry_after_s`: when to ask again."""
+
+    def __init__(self, why: str, retry_after_s: float) -> None:
+        super().__init__(f"the model is parked ({why}); `luce unpark` or POST /unpark loads it again")
+        self.retry_after_s = retry_after_s
+
+
+class UnparkError(EngineError):
+    """A parked model could not be loaded again; everything stays released."""

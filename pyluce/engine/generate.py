@@ -190,6 +190,11 @@ class Generation:
         """Tokens chosen so far."""
         return self._count
 
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be chosen."""
+        return self._max_tokens - self._count
+
     def tokens_per_second(self, now: float) -> float:
         """Tokens a second since the first one, which belongs to the prefill."""
         if self._first_logits_at is None or self._count < 2 or now <= self._first_logits_at:

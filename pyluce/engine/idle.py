@@ -77,6 +77,11 @@ class IdlePrefill(Generic[S]):
             self._waiting.append(self._current[0])
             self._release()
 
+    def move(self, resources: Resources[S], store: PrefixStore[S]) -> None:
+        """Go on with another runner and store; to be called while paused."""
+        self._resources = resources
+        self._store = store
+
     def close(self) -> None:
         """Forget everything."""
         self._release()

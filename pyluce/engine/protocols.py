@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Literal, Protocol, TypeVar
+from collections.abc import Callable, Collection, Sequence
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,9 @@ class SequenceLike(Protocol):
     @property
     def length(self) -> int:
         """Tokens that the state holds."""
+
+    def rollback(self, count: int) -> None:
+        """Forget the last `count` tokens, which were decoded."""
 
     def free(self) -> None:
         """Give the slot back; the state must not be used afterwards."""
@@ -51,13 +54,28 @@ class Runner(Protocol[S]):
         boundaries, as absolute positions."""
 
     def decode(self, rows: Sequence[tuple[S, int]]) -> Logits:
-        """Append one token to each row's sequence; return float32 [n_rows, n_vocab]."""
+        """Append one token to each row's sequence; return float32 [n_rows, n_vocab]. Rows of one sequence stand together."""
+
+    def draft(self, requests: Sequence[tuple[S, int, int]]) -> list[list[int]]:
+        """For each (sequence, its next token, how many): tokens that may follow that one. The sequences do not change."""
+
+    @property
+    def graphs_built(self) -> int:
+        """Rises when a call has to build a graph, so that its time is no measure of the next one's."""
 
     def memory_report(self) -> dict[str, object]:
         """Bytes by place, from the buffers that exist."""
 
     def close(self) -> None:
         """Free everything."""
+
+
+@runtime_checkable
+class Launching(Protocol):
+    """A runner that says when its device is about to compute."""
+
+    before_compute: Callable[[], object] | None
+    """Called in each step once its inputs are written, right before the device computes."""
 
 
 class Sampler(Protocol):

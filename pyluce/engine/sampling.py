@@ -1,8 +1,8 @@
 """How a token is chosen from a row of logits.
 
 The order is: logit bias, repetition penalty, frequency and presence penalties, top-k, temperature, top-p, min-p, draw. Each step is libllama's;
-this module decides which steps a request needs and in what order. Without any of them (temperature 0 and nothing that changes
-logits) the token with the largest logit is taken directly, of equal ones the lowest id, which is what the chain does too.
+this module decides which steps a request needs and in what order. At temperature 0 without penalties the token with the largest
+logit, biases added, is taken directly, of equal ones the lowest id, which is what the chain does too.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @property
-    def changes_logits(self) -> bool:
-        """Bias or penalties apply before the choice."""
-        return bool(self.logit_bias) or self._repeats or self._counts
+    def penalises(self) -> bool:
+        """The choice depends on the tokens before."""
+        return self._repeats or self._counts
 
     @property
     def _repeats(self) -> bool:
@@ -126,10 +126,18 @@ class SamplingParams:
 
 
 class GreedySampler:
-    """The largest logit; of equal ones the lowest id."""
+    """The largest logit, after the biases were added; of equal ones the lowest id. What libllama's chain of the two steps chooses."""
+
+    def __init__(self, biases: Mapping[int, float] | None = None) -> None:
+        biases = biases or {}
+        self._biased = np.array(list(biases), np.intp)
+        self._biases = np.array(list(biases.values()), np.float32)
 
     def sample(self, logits: Logits) -> int:
-        return int(np.argmax(logits))
+        if self._biased.size:
+            logits = logits.copy()
+            logits[self._biased] += self._biases
+        return int(logits.argmax())
 
     def accept(self, token: int) -> None:
         pass
@@ -143,8 +151,8 @@ def make_sampler(
 ) -> Sampler:
     """The sampler of one request. Raises RequestError for a biased token that the vocabulary does not have."""
     params.check_vocabulary(vocab_size)
-    if params.is_greedy and not params.changes_logits:
-        return GreedySampler()
+    if params.is_greedy and not params.penalises:
+        return GreedySampler(params.logit_bias)
     chain = new_chain()
     try:
         for step in params.steps_over_prompt():
@@ -161,8 +169,8 @@ def make_sampler(
 
 def check_logits(logits: Logits, step: int) -> None:
     """Raise LogitsError when no token can be chosen from the row [n_vocab]."""
-    largest = logits.max()
-    if np.isfinite(largest):
+    largest = logits[logits.argmax()]  # of a row with NaN, the first of them
+    if math.isfinite(largest):
         return
     if np.isnan(largest):
         count = int(np.isnan(logits).sum())

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
+from pyluce.spec.stats import SpecStats
+
 RATE_WINDOW_S: Final = 10.0
 RATE_STEP_S: Final = 0.25
 
@@ -19,6 +21,8 @@ class Activity(enum.Enum):
     IDLE = "idle"
     PREFILL = "prefill"
     DECODE = "decode"
+    PARKED = "parked"
+    LOADING = "loading"
     CLOSED = "closed"
 
 
@@ -62,9 +66,12 @@ class EngineStats:
     * prompt_tokens_total, generated_tokens_total: computed, also for requests that did not end well; cached_tokens_total: prompt
       tokens that came from the prefix cache instead; idle_tokens_total: computed while nobody waited, for later.
     * decode_steps, decode_rows, prefill_chunks: native calls, and rows of the former.
+    * speculation: what drafting did, None without it.
     * invariant_violations: what the engine found wrong with itself; 0 or a bug.
     * prompt_tokens_per_second, generated_tokens_per_second: over the last 10 seconds.
     * memory: the runner's report, renewed after each request.
+    * parked: why the model is parked, None when it is not (`activity` is PARKED then, or LOADING while it comes back);
+      unparks_on_request: a request brings it back.
     """
 
     started_at: float
@@ -83,10 +90,13 @@ class EngineStats:
     decode_steps: int = 0
     decode_rows: int = 0
     prefill_chunks: int = 0
+    speculation: SpecStats | None = None
     invariant_violations: int = 0
     prompt_tokens_per_second: float = 0.0
     generated_tokens_per_second: float = 0.0
     memory: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    parked: str | None = None
+    unparks_on_request: bool = False
 
     @property
     def busy_slots(self) -> int:

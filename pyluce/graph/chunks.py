@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
 
 from pyluce.graph.options import CHUNK_UNIT
+from pyluce.state.pages import PAGE_TOKENS
+
+if TYPE_CHECKING:
+    from pyluce.weights import HParams
+
+SMALLEST_SPAN: Final = 256  # blocks
 
 
 def pad_rows(n_rows: int) -> int:
@@ -24,3 +31,12 @@ def chunk_bounds(start: int, end: int, chunk_tokens: int, cuts: Iterable[int] | 
         inner.add(cut)
     edges = [start, *sorted(inner), end]
     return list(zip(edges, edges[1:], strict=False))
+
+
+def span_blocks(h: HParams, pages_per_slot: int, n_tokens: int) -> int:
+    """Bound on the indexer's blocks that a row of a sequence of `n_tokens` sees: a power of two, so that few graphs serve all lengths."""
+    limit = pages_per_slot * (PAGE_TOKENS // h.compress_ratio)
+    span = SMALLEST_SPAN
+    while span * h.compress_ratio < n_tokens:
+        span *= 2
+    return min(span, limit)

@@ -14,13 +14,32 @@ import numpy.typing as npt
 from pyluce.graph.trunk import StepGraph
 from pyluce.native.errors import NativeError
 from pyluce.native.luce import ggml_luce_dequantize_rows
-from pyluce.native.tensors import tensor_set, tensor_struct
+from pyluce.native.tensors import tensor_get, tensor_set, tensor_struct
 from pyluce.state import SequenceState, StatePool
 from pyluce.state.pages import PAGE_TOKENS
-from pyluce.weights import ModelFile, PleTable, ple_row_ids
+from pyluce.weights import ModelFile, PleTable, ple_row_ids, ple_window_row_ids
 
 Group = tuple[SequenceState, list[int]]
 S = TypeVar("S", bound=np.generic)
+
+FEW_ROWS: Final = 64
+"""Up to this many rows are written together, whichever sequences they belong to: a numpy call costs as much as a row."""
+
+
+def host_array(tensor: int, dtype: type[S]) -> npt.NDArray[S]:
+    """A tensor's own memory on a host backend, [ne1, ne0] for one or two axes."""
+    header = tensor_struct(tensor)
+    shape = (header.ne[1], header.ne[0])
+    size = shape[0] * shape[1] * np.dtype(dtype).itemsize
+    return np.frombuffer((ctypes.c_char * size).from_address(header.data), dtype).reshape(shape)
+
+
+def read_rows(tensor: int, first: int, count: int, on_host: bool) -> npt.NDArray[np.float32]:
+    """A copy of rows of an F32 result [ne1, ne0]; on a host backend only of those."""
+    if on_host:
+        return host_array(tensor, np.float32)[first : first + count].copy()
+    header = tensor_struct(tensor)
+    return tensor_get(tensor, np.float32, (header.ne[1], header.ne[0]))[first : first + count]
 
 
 class RopeTable:
@@ -53,6 +72,16 @@ class RopeTable:
             chosen = starts // self.BLOCK == block
             out[chosen] = self._block(block)[starts[chosen] % self.BLOCK]
 
+    def fill_at(self, out: npt.NDArray[np.float32], positions: list[int]) -> None:
+        """Rows of `out` [n, rope_dim] for a few positions."""
+        for row, position in enumerate(positions):
+            out[row] = self._block(position // self.BLOCK)[position % self.BLOCK]
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the angles that were computed so far."""
+        return sum(block.nbytes for block in self._blocks.values())
+
     def _block(self, index: int) -> npt.NDArray[np.float32]:
         if index not in self._blocks:
             positions = np.arange(index * self.BLOCK, (index + 1) * self.BLOCK, dtype=np.float32)
@@ -77,15 +106,17 @@ class InputBuffers:
         self.out_rows = None if step.out_rows is None else self._array(step.out_rows, np.int32)[0]
 
     def _array(self, tensor: int, dtype: type[S]) -> npt.NDArray[S]:
+        if self._on_host:
+            return host_array(tensor, dtype)
         header = tensor_struct(tensor)
-        shape = (header.ne[1], header.ne[0])
-        if not self._on_host:
-            array = np.zeros(shape, dtype)
-            self._copies.append((tensor, array))
-            return array
-        size = shape[0] * shape[1] * np.dtype(dtype).itemsize
-        memory = (ctypes.c_char * size).from_address(header.data)
-        return np.frombuffer(memory, dtype).reshape(shape)
+        array = np.zeros((header.ne[1], header.ne[0]), dtype)
+        self._copies.append((tensor, array))
+        return array
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the arrays that are not the device's own memory."""
+        return sum(array.nbytes for _, array in self._copies)
 
     def send(self) -> None:
         """Copy what is not written in place."""
@@ -110,6 +141,11 @@ class InputWriter:
         self._buffers: dict[StepGraph, InputBuffers] = {}
         self._stale: dict[int, list[int]] | None = {} if stale_ngram else None
 
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of angles, and of inputs on their way to a device."""
+        return self._rope.n_bytes + sum(buffers.n_bytes for buffers in self._buffers.values())
+
     def forget(self, graph: StepGraph) -> None:
         """The graph is about to be closed."""
         self._buffers.pop(graph, None)
@@ -119,30 +155,16 @@ class InputWriter:
 
         Logits are wanted of the last `n_out` rows; the graph's further logits rows repeat the last.
         """
-        h = self._hparams
         into = self._buffers.get(graph)
         if into is None:
             into = self._buffers[graph] = InputBuffers(graph, self._on_host)
-        at = 0
-        for state, tokens in groups:
-            first, count = state.length, len(tokens)
-            end = at + count
-            into.rows[at:end, 0] = state.slot
-            if count == 1:
-                into.rows[at, 1] = first
-                into.cells[at] = state.pages[first // PAGE_TOKENS] * PAGE_TOKENS + first % PAGE_TOKENS
-            else:
-                into.rows[at:end, 1] = np.arange(first, first + count)
-                into.cells[at:end] = self._pool.cells(state.pages, first, count)
-            self._rope.fill(into.rope[at:end], first)
-            if count == 1:
-                self._rope.fill(into.block_rope[at:end], first // h.compress_ratio * h.compress_ratio)
-            else:
-                self._rope.fill_block_starts(into.block_rope[at:end], first, h.compress_ratio)
-            if into.ple is not None and h.ple is not None and self._ple is not None:
-                ids = ple_row_ids(h.ple, tokens, self._previous(state, tokens)[1 - h.ple.ngram_size :])
-                into.ple[at:end] = self._ple.gather(ids).reshape(count, -1)
-            at = end
+        if n_rows <= FEW_ROWS:
+            self._write_few(into, groups)
+        else:
+            at = 0
+            for state, tokens in groups:
+                self._write_group(into, at, state, tokens)
+                at += len(tokens)
         if len(into.rows) > n_rows:
             self._pad(into, n_rows)
         self._embed(into.embd, [token for _, tokens in groups for token in tokens])
@@ -150,6 +172,47 @@ class InputWriter:
             into.out_rows[:] = n_rows - 1
             into.out_rows[:n_out] = np.arange(n_rows - n_out, n_rows)
         into.send()
+
+    def _write_few(self, into: InputBuffers, groups: list[Group]) -> None:
+        """All rows of a step together."""
+        h = self._hparams
+        n_back = h.ple.ngram_size - 1 if h.ple is not None else 0
+        slots: list[int] = []
+        positions: list[int] = []
+        cells: list[int] = []
+        windows: list[list[int]] = []
+        for state, tokens in groups:
+            slot, first, pages = state.slot, state.length, state.pages
+            for position in range(first, first + len(tokens)):
+                slots.append(slot)
+                positions.append(position)
+                cells.append(pages[position // PAGE_TOKENS] * PAGE_TOKENS + position % PAGE_TOKENS)
+            if n_back:
+                before = self._previous(state, tokens)[-n_back:]
+                seen = [-1] * (n_back - len(before)) + before + tokens
+                windows += [seen[i : i + n_back + 1] for i in range(len(tokens))]
+        n, ratio = len(slots), h.compress_ratio
+        into.rows[:n, 0] = slots
+        into.rows[:n, 1] = positions
+        into.cells[:n] = cells
+        self._rope.fill_at(into.rope, positions)
+        self._rope.fill_at(into.block_rope, [position // ratio * ratio for position in positions])
+        if into.ple is not None and h.ple is not None and self._ple is not None:
+            into.ple[:n] = self._ple.gather(ple_window_row_ids(h.ple, windows)).reshape(n, -1)
+
+    def _write_group(self, into: InputBuffers, at: int, state: SequenceState, tokens: list[int]) -> None:
+        """The rows from `at` on: a stretch of one sequence."""
+        h = self._hparams
+        first, count = state.length, len(tokens)
+        end = at + count
+        into.rows[at:end, 0] = state.slot
+        into.rows[at:end, 1] = np.arange(first, first + count)
+        into.cells[at:end] = self._pool.cells(state.pages, first, count)
+        self._rope.fill(into.rope[at:end], first)
+        self._rope.fill_block_starts(into.block_rope[at:end], first, h.compress_ratio)
+        if into.ple is not None and h.ple is not None and self._ple is not None:
+            ids = ple_row_ids(h.ple, tokens, self._previous(state, tokens)[1 - h.ple.ngram_size :])
+            into.ple[at:end] = self._ple.gather(ids).reshape(count, -1)
 
     def _previous(self, state: SequenceState, tokens: list[int]) -> list[int]:
         """The sequence's tokens so far; under the planted fault, what its slot was given whatever became of it."""

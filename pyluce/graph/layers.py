@@ -16,6 +16,7 @@ from pyluce.native.backend import Backend, BackendBuffer
 from pyluce.native.ggml import GGMLType
 from pyluce.native.luce import ggml_luce_dequantize_rows
 from pyluce.native.tensors import TensorArena, tensor_set
+from pyluce.weights.tensors import DRAFT_EMBEDDING, DRAFT_OUTPUT, TOKEN_EMBEDDING
 
 if TYPE_CHECKING:
     from pyluce.weights import HParams, ModelFile, Weights
@@ -45,8 +46,18 @@ class GdnWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class IndexerWeights:
+    """What chooses the blocks that a full-attention layer reads."""
+
+    q: int
+    k: int
+    q_norm: int
+    k_norm: int
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionWeights:
-    """A full-attention layer with its indexer."""
+    """A full-attention layer; without an indexer it reads everything."""
 
     q: int
     k: int
@@ -54,10 +65,7 @@ class AttentionWeights:
     out: int
     q_norm: int
     k_norm: int
-    index_q: int
-    index_k: int
-    index_q_norm: int
-    index_k_norm: int
+    indexer: IndexerWeights | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +107,32 @@ class LayerWeights:
     moe: MoeWeights
 
 
+@dataclass(frozen=True, slots=True)
+class MtpWeights:
+    """The draft head: gains enorm [H] and hnorm [hc*H], eh_proj [2*H, H], its block, and the way to logits."""
+
+    enorm: int
+    hnorm: int
+    eh_proj: int
+    block: LayerWeights
+    head_mix: MixWeights
+    output: int
+    embedding: int
+    norm_groups: int = 1  # tests normalise each stream by itself, as libllama does
+
+
 class TrunkWeights:
-    """All layers and the output, as tensors of the placed weights. Owns the derived tensors."""
+    """All layers and the output, as tensors of the placed weights. Owns the derived tensors.
+
+    `mtp`: the draft head, where the model file has it attached.
+    """
 
     def __init__(self, model: ModelFile, weights: Weights, backend: Backend) -> None:
         self._model = model
         self._weights = weights
         self._pending: list[tuple[int, npt.NDArray[np.float32]]] = []
         h = model.hparams
-        self.arena = TensorArena.for_counts(16 * h.n_layer + 16)
+        self.arena = TensorArena.for_counts(16 * h.n_layer + 32)
         self.layers = [self._layer(h, i) for i in range(h.n_layer)]
         self.output_mix = MixWeights(
             self._vector("output_hc_norm.weight"),
@@ -116,15 +141,26 @@ class TrunkWeights:
             None,
         )
         self.output = weights.get("output.weight") or weights.tensor("token_embd.weight")
-        self.buffer = BackendBuffer.for_arena(self.arena, backend.buffer_type) if self._pending else None
+        self.mtp = self._mtp(h) if f"blk.{h.n_layer}.nextn.eh_proj.weight" in model.tensors else None
+        self.buffer = self._fill(backend)
+
+    def _fill(self, backend: Backend) -> BackendBuffer | None:
+        """Give the derived tensors memory and their values."""
+        buffer = BackendBuffer.for_arena(self.arena, backend.buffer_type) if self._pending else None
         for tensor, values in self._pending:
             tensor_set(tensor, values)
         self._pending.clear()
+        return buffer
+
+    @property
+    def derived_bytes(self) -> int:
+        """Bytes of the derived tensors' buffer."""
+        return self.buffer.n_bytes if self.buffer is not None else 0
 
     def _layer(self, h: HParams, i: int) -> LayerWeights:
         b = f"blk.{i}."
         t = self._weights.tensor
-        recurrent = h.recurrent_layers[i]
+        recurrent = i < h.n_layer and h.recurrent_layers[i]
         return LayerWeights(
             attn_mix=self._mix(b + "hc_attn_"),
             ffn_mix=self._mix(b + "hc_ffn_"),
@@ -142,6 +178,24 @@ class TrunkWeights:
                 shared_up=t(b + "ffn_up_shexp.weight"),
                 shared_down=t(b + "ffn_down_shexp.weight"),
             ),
+        )
+
+    def _mtp(self, h: HParams) -> MtpWeights:
+        b = f"blk.{h.n_layer}.nextn."
+        t, get = self._weights.tensor, self._weights.get
+        return MtpWeights(
+            enorm=self._vector(b + "enorm.weight"),
+            hnorm=self._vector(b + "hnorm.weight"),
+            eh_proj=t(b + "eh_proj.weight"),
+            block=self._layer(h, h.n_layer),
+            head_mix=MixWeights(
+                self._vector(b + "hc_head_norm.weight"),
+                t(b + "hc_head_down.weight"),
+                t(b + "hc_head_up.weight"),
+                None,
+            ),
+            output=get(DRAFT_OUTPUT) or self.output,
+            embedding=get(DRAFT_EMBEDDING) or t(TOKEN_EMBEDDING),
         )
 
     def _mix(self, prefix: str) -> MixWeights:
@@ -175,10 +229,15 @@ class TrunkWeights:
             out=t(b + "attn_output.weight"),
             q_norm=self._vector(b + "attn_q_norm.weight"),
             k_norm=self._vector(b + "attn_k_norm.weight"),
-            index_q=t(b + "indexer.q_proj.weight"),
-            index_k=t(b + "indexer.k_proj.weight"),
-            index_q_norm=self._vector(b + "indexer.q_norm.weight"),
-            index_k_norm=self._vector(b + "indexer.k_norm.weight"),
+            indexer=self._indexer(b + "indexer.") if b + "indexer.q_proj.weight" in self._model.tensors else None,
+        )
+
+    def _indexer(self, b: str) -> IndexerWeights:
+        return IndexerWeights(
+            q=self._weights.tensor(b + "q_proj.weight"),
+            k=self._weights.tensor(b + "k_proj.weight"),
+            q_norm=self._vector(b + "q_norm.weight"),
+            k_norm=self._vector(b + "k_norm.weight"),
         )
 
     def _ple(self, b: str) -> PleWeights:

@@ -9,14 +9,18 @@ from __future__ import annotations
 from pyluce.native import ggml, log, luce
 from pyluce.native.errors import NativeError
 from pyluce.native.luce import Fault, Phase
-from pyluce.native.tensors import TensorArena
+from pyluce.native.structs import GGML_MAX_SRC
+from pyluce.native.tensors import Graph, TensorArena, tensor_struct
 
 
 class GraphScope:
     """Adds nodes to one graph. Shapes are fastest axis first; T is the number of rows."""
 
-    def __init__(self, arena: TensorArena, phase: Phase, matmul_phase: Phase, fault: Fault = Fault.NONE) -> None:
+    def __init__(
+        self, arena: TensorArena, graph: Graph, phase: Phase, matmul_phase: Phase, fault: Fault = Fault.NONE
+    ) -> None:
         self.ctx = arena.ptr
+        self.graph = graph
         self.phase = phase
         self.matmul_phase = matmul_phase
         self.fault = fault
@@ -26,6 +30,21 @@ class GraphScope:
         if not node:
             raise NativeError(f"the op {what} refused its operands", log.tail())
         return node
+
+    def now(self, *nodes: int | None) -> None:
+        """Put these nodes next in the graph, in this order: a device computes neighbours that wait for nothing of each
+        other in one launch."""
+        for node in nodes:
+            if node is not None:
+                self.graph.expand(node)
+
+    def keep(self, node: int, *tensors: int | None) -> None:
+        """Keep the memory of `tensors` until `node` is computed: a device may read them in the launch that writes it."""
+        sources = tensor_struct(node).src
+        free = [i for i in range(GGML_MAX_SRC) if not sources[i]]
+        for tensor in tensors:
+            if tensor is not None:
+                sources[free.pop()] = tensor
 
     def mul_mat(self, weight: int, x: int) -> int:
         """[n_out, T] = weight [n_in, n_out] times x [n_in, T], by this phase's kernels."""

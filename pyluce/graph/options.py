@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from pyluce.native.devices import parse_device
 from pyluce.state.layout import KV_TYPES, StateOptions
 from pyluce.state.store import cache_pages
 
@@ -19,7 +20,7 @@ CHUNK_UNIT: Final = 16
 
 FAULTS: Final = (
     "batch_variant", "cut_variant", "stale_conv", "stale_ple", "stale_ring", "tie_high", "nan_leak", "scan_order",
-    "thread_variant", "shared_page", "stale_ngram",
+    "thread_variant", "shared_page", "stale_ngram", "stale_hidden", "stale_mtp", "stream_norm",
 )  # fmt: skip
 
 
@@ -32,10 +33,12 @@ def default_threads() -> int:
 class RunnerOptions:
     """Options of a `TrunkRunner`.
 
+    device: "cpu", "cuda:N" or "hip:N"; a GPU takes no `n_threads` beyond 1, and `repack` is the CPU's.
     n_ctx: tokens a sequence may hold. n_slots: sequences at once. kv_type: "f16" or "f32". max_rollback: tokens that
     can be taken back without prefilling again. chunk_tokens: rows of a full prefill chunk, a multiple of 16; chunks are
     cut at its multiples. repack: keep matrices in the CPU's own layout (a copy in memory, faster prefill). debug_fault
     plants a fault that tests must notice; None in every real run.
+    mtp: use the model's draft head, or that of the file `draft_path`; its state is part of every sequence's.
     prefix_cache_bytes: what kept prompts may take, half of it pages that are allocated at once; 0 keeps nothing.
     """
 
@@ -48,8 +51,17 @@ class RunnerOptions:
     repack: bool = True
     prefix_cache_bytes: int = 0
     debug_fault: str | None = None
+    device: str = "cpu"
+    mtp: bool = False
+    draft_path: str | None = None
 
     def __post_init__(self) -> None:
+        try:
+            backend, _ = parse_device(self.device)
+        except ValueError as error:
+            raise ValueError(f"device: {error}") from None
+        if backend != "cpu" and self.n_threads != 1:
+            raise ValueError(f"n_threads: expected 1 with the device {self.device}, found {self.n_threads}")
         self._between("n_ctx", self.n_ctx, 1, MAX_CTX - 1)
         self._between("n_slots", self.n_slots, 1, MAX_SLOTS)
         self._between("n_threads", self.n_threads, 1, 512)
@@ -58,6 +70,8 @@ class RunnerOptions:
         self._between("chunk_tokens", self.chunk_tokens, CHUNK_UNIT, 32768)
         if self.chunk_tokens % CHUNK_UNIT:
             raise ValueError(f"chunk_tokens: expected a multiple of {CHUNK_UNIT}, found {self.chunk_tokens}")
+        if self.draft_path is not None and not self.mtp:
+            raise ValueError(f"draft_path: expected with mtp only, found {self.draft_path!r}")
         if self.kv_type not in KV_TYPES:
             raise ValueError(f"kv_type: expected one of {', '.join(KV_TYPES)}, found {self.kv_type!r}")
         if self.debug_fault is not None and self.debug_fault not in FAULTS:
@@ -74,6 +88,8 @@ class RunnerOptions:
             ring=1 if fault == "stale_ring" else kept,
             conv_margin=1 if fault == "stale_conv" else kept,
             ple_margin=1 if fault == "stale_ple" else kept,
+            mtp=self.mtp,
+            hidden_ring=1 if fault == "stale_hidden" else kept,
         )
         return replace(options, cache_pages=cache_pages(hparams, options, self.prefix_cache_bytes))
 

@@ -9,28 +9,33 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Final, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from pyluce.graph.chunks import chunk_bounds, pad_rows
-from pyluce.graph.inputs import InputWriter
+from pyluce.graph.chunks import chunk_bounds, pad_rows, span_blocks
+from pyluce.graph.drafting import Drafter
+from pyluce.graph.inputs import InputWriter, read_rows
+from pyluce.graph.largest import largest_graphs
 from pyluce.graph.layers import TrunkWeights
+from pyluce.graph.mtp_inputs import MtpInputWriter
 from pyluce.graph.options import RunnerOptions
+from pyluce.graph.report import device_report, host_bytes, snapshot_report, weights_report
 from pyluce.graph.trunk import GraphKey, StepGraph
 from pyluce.native import load_libraries
 from pyluce.native.backend import Backend, GraphAllocator
+from pyluce.native.devices import parse_device
 from pyluce.native.errors import NativeError
 from pyluce.native.ggml_backend import ggml_backend_buft_is_host
 from pyluce.native.luce import Fault, Phase
+from pyluce.native.measure import cpu_work_bytes
 from pyluce.native.tensors import tensor_get
 from pyluce.native.thread import ThreadGuard
 from pyluce.state import SequenceState, SnapshotStore, StatePool
-from pyluce.state.pages import PAGE_TOKENS
 from pyluce.weights import HParams, PleTable, open_model, place_weights
 from pyluce.weights.model_file import Progress
 
@@ -38,7 +43,6 @@ Logits = npt.NDArray[np.float32]
 Want = Literal["none", "last", "all"]
 
 RETAINED_GRAPHS: Final = 32
-SMALLEST_SPAN: Final = 256  # blocks
 
 _FAULTS = {
     "nan_leak": Fault.NAN_LEAK,
@@ -68,7 +72,10 @@ class TrunkRunner:
         self._guard = ThreadGuard("TrunkRunner")
         self._graphs: OrderedDict[GraphKey, StepGraph] = OrderedDict()
         self._closers: list[Closable] = []
-        load_libraries()
+        self._work_bytes = 0
+        self._n_built = 0
+        self.before_compute: Callable[[], object] | None = None  # see `pyluce.engine.protocols.Launching`
+        load_libraries(parse_device(self.options.device)[0])
         try:
             self._load(model_path, progress)
         except BaseException:
@@ -77,9 +84,11 @@ class TrunkRunner:
 
     def _load(self, model_path: str | os.PathLike[str], progress: Progress | None) -> None:
         o, fault = self.options, self.options.debug_fault
-        self.model = self._owned(open_model(model_path, progress))
+        self.model = self._owned(open_model(model_path, progress, draft=o.draft_path))
         h = self.model.hparams
-        self._backend = self._owned(Backend("cpu", o.n_threads))
+        self._backend = self._owned(Backend(o.device, o.n_threads))
+        if o.mtp:
+            self.model.attach_draft(embedding=not self._backend.is_cpu)
         self._placed = self._owned(place_weights(self.model, self._backend, repack=o.repack, progress=progress))
         self._weights = self._owned(TrunkWeights(self.model, self._placed, self._backend))
         self._pool = self._owned(StatePool(self._backend, h, o.state(h)))
@@ -87,11 +96,22 @@ class TrunkRunner:
         self.store = SnapshotStore(self._pool, o.prefix_cache_bytes)
         self._ple = self._owned(PleTable(self.model)) if h.ple is not None else None
         self._allocator = self._owned(GraphAllocator(self._backend))
-        on_host = ggml_backend_buft_is_host(self._backend.buffer_type)
+        on_host = self._on_host = ggml_backend_buft_is_host(self._backend.buffer_type)
         self._inputs = InputWriter(self.model, self._pool, self._ple, on_host, stale_ngram=fault == "stale_ngram")
-        # the largest graph first, so that graph memory does not grow (and retained graphs survive) later
+        self._drafter: Drafter | None = None
+        if fault == "stream_norm" and self._weights.mtp is not None:
+            self._weights.mtp = replace(self._weights.mtp, norm_groups=h.hc_count)
+        if self._weights.mtp is not None:
+            self._mtp_inputs = MtpInputWriter(h, self._pool, on_host, stale_keys=fault == "stale_mtp")
+            made = Drafter(
+                h, self._weights.mtp, self._pool, self._backend, self._mtp_inputs, _FAULTS.get(fault or "", Fault.NONE)
+            )
+            self._drafter = self._owned(made)
+        # the largest graphs first, so that graph memory does not grow (and retained graphs survive) later; without logits a
+        # chunk may need more than with
         longest = min(o.chunk_tokens, pad_rows(o.n_ctx))
-        self._graph(GraphKey(Phase.CHUNK, longest, pad_rows(1), self._span(o.n_ctx)))
+        for key in largest_graphs(longest, o.n_slots * (1 + o.max_rollback), self._span(o.n_ctx)):
+            self._graph(key)
 
     def _owned(self, thing: C) -> C:
         self._closers.append(thing)
@@ -150,6 +170,36 @@ class TrunkRunner:
 
         Rows of one sequence are consecutive tokens, in order; sequences may be mixed at will.
         """
+        groups, order = self._groups(rows)
+        logits = self._run(Phase.ROW, groups, len(rows))
+        if logits is None:
+            raise NativeError("a row graph returned no logits")
+        if order == list(range(len(rows))):
+            return logits
+        out = np.empty_like(logits)
+        out[order] = logits
+        return out
+
+    def decode_greedy(self, rows: Sequence[tuple[SequenceState, int]]) -> list[int]:
+        """As `decode`, but of each row only the token with the largest logit: the lowest id of equal ones, -1 for a row with a NaN.
+
+        Four bytes a row are read from the device.
+        """
+        groups, order = self._groups(rows)
+        graph = self._compute(Phase.ROW, groups, len(rows))
+        if graph.best is None:
+            raise NativeError("a row graph returned no logits")
+        best = tensor_get(graph.best, np.int32, (len(rows),)).tolist()
+        self._commit(groups, Phase.ROW)
+        out = [0] * len(rows)
+        for place, token in zip(order, best, strict=True):
+            out[place] = token
+        return out
+
+    def _groups(
+        self, rows: Sequence[tuple[SequenceState, int]]
+    ) -> tuple[list[tuple[SequenceState, list[int]]], list[int]]:
+        """Rows by sequence, and where each of the rows so ordered stood."""
         self._guard.check()
         if not rows:
             raise ValueError("expected at least one row to decode, found none")
@@ -159,15 +209,22 @@ class TrunkRunner:
         for i, (state, token) in enumerate(rows):
             groups.setdefault(state.slot, (state, []))[1].append(token)
             places.setdefault(state.slot, []).append(i)
-        logits = self._run(Phase.ROW, list(groups.values()), len(rows))
-        if logits is None:
-            raise NativeError("a row graph returned no logits")
-        order = [i for slot in groups for i in places[slot]]
-        if order == list(range(len(rows))):
-            return logits
-        out = np.empty_like(logits)
-        out[order] = logits
-        return out
+        return list(groups.values()), [i for slot in groups for i in places[slot]]
+
+    def draft(self, requests: Sequence[tuple[SequenceState, int, int]]) -> list[list[int]]:
+        """For each (sequence, its next token, how many drafts): tokens that may follow that one, by the model's draft head.
+
+        Lengths do not change. Raises ValueError without `RunnerOptions.mtp`, and for what does not fit.
+        """
+        self._guard.check()
+        if self._drafter is None:
+            raise ValueError("expected a runner with a draft head (mtp=True), found one without")
+        return self._drafter.draft(requests)
+
+    @property
+    def graphs_built(self) -> int:
+        """Graphs built so far; a step during which it rose is no measure of what a step costs."""
+        return self._n_built + (self._drafter.n_built if self._drafter is not None else 0)
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
         for i, token in enumerate(tokens):
@@ -176,34 +233,42 @@ class TrunkRunner:
 
     def _run(self, phase: Phase, groups: list[tuple[SequenceState, list[int]]], n_out: int) -> Logits | None:
         """One step: inputs, compute, logits [n_out, n_vocab], commit."""
+        graph = self._compute(phase, groups, n_out)
+        logits = None
+        if graph.logits is not None:
+            n_rows = sum(len(tokens) for _, tokens in groups)
+            first = n_rows - n_out if graph.inputs.out_rows is None else 0
+            logits = read_rows(graph.logits, first, n_out, self._on_host)
+        self._commit(groups, phase)
+        return logits
+
+    def _compute(self, phase: Phase, groups: list[tuple[SequenceState, list[int]]], n_out: int) -> StepGraph:
+        """Compute a step; the graph, whose results can be read until the next."""
         n_rows = sum(len(tokens) for _, tokens in groups)
         for state, tokens in groups:
             state.begin_write(len(tokens), keeps_rows=phase is Phase.ROW)
         whole_units = phase is Phase.CHUNK and self.options.debug_fault != "cut_variant"
         padded = pad_rows(n_rows) if whole_units else n_rows
         furthest = max(state.length + len(tokens) for state, tokens in groups)
-        n_out_padded = (
-            pad_rows(n_out) if whole_units else n_out
-        )  # the head must not see how many rows are wanted either
+        # the head must not see how many rows are wanted either
+        n_out_padded = pad_rows(n_out) if whole_units else n_out
         graph = self._graph(GraphKey(phase, padded, n_out_padded, self._span(furthest)))
         self._inputs.write(graph, groups, n_rows, n_out)
+        if graph.fill is not None:
+            self._mtp_inputs.write_fill(graph, groups, n_rows)
+        if self.before_compute is not None:
+            self.before_compute()
         graph.compute(self._backend)
-        logits = None
-        if graph.logits is not None:
-            first = n_rows - n_out if graph.inputs.out_rows is None else 0
-            logits = tensor_get(graph.logits, np.float32, (n_out_padded, self.vocab_size))[first : first + n_out]
+        return graph
+
+    @staticmethod
+    def _commit(groups: list[tuple[SequenceState, list[int]]], phase: Phase) -> None:
         for state, tokens in groups:
             state.commit(tokens, by_chunk=phase is Phase.CHUNK)
-        return logits
 
     def _span(self, n_tokens: int) -> int:
-        """Bound on the blocks that a row sees: a power of two, so that few graphs serve all lengths."""
-        ratio = self.hparams.compress_ratio
-        limit = self._pool.pages_per_slot * (PAGE_TOKENS // ratio)
-        span = SMALLEST_SPAN
-        while span * ratio < n_tokens:
-            span *= 2
-        return min(span, limit)
+        """See `span_blocks`."""
+        return span_blocks(self.hparams, self._pool.pages_per_slot, n_tokens)
 
     def _graph(self, key: GraphKey) -> StepGraph:
         graph = self._graphs.get(key)
@@ -214,7 +279,16 @@ class TrunkRunner:
             graph = StepGraph(
                 key, self.hparams, self._weights, self._pool, _FAULTS.get(fault or "", Fault.NONE), matmul_phase
             )
+            if self._backend.is_cpu:
+                self._work_bytes = max(self._work_bytes, cpu_work_bytes(graph.graph, self.options.n_threads))
+            else:
+                try:
+                    self._backend.check_supports(graph.graph)
+                except BaseException:
+                    graph.close()
+                    raise
             self._graphs[key] = graph
+            self._n_built += 1
             while len(self._graphs) > RETAINED_GRAPHS:
                 self._drop_graph(next(iter(self._graphs)))
             epoch = self._allocator.epoch
@@ -232,6 +306,8 @@ class TrunkRunner:
     def _drop_graph(self, key: GraphKey) -> None:
         graph = self._graphs.pop(key)
         self._inputs.forget(graph)
+        if graph.fill is not None:
+            self._mtp_inputs.forget(graph)
         graph.close()
 
     def poison_free_state(self) -> None:
@@ -239,13 +315,18 @@ class TrunkRunner:
         self._pool.poison_free()
 
     def memory_report(self) -> dict[str, object]:
-        """Bytes by place: weights, state, graph memory; graphs kept; PLE rows read so far."""
+        """Bytes by place, from the buffers that exist: weights, state, kept prompts, graphs; see `pyluce.graph.report`."""
         return {
-            "weights": asdict(self._placed.report()),
-            "state": self._pool.report(),
+            "weights": weights_report(self._placed, self._weights),
+            "state": {**self._pool.report(), "capacity_tokens": self.options.n_slots * self.options.n_ctx},
             "prefix_cache": self.store.report(),
+            "snapshots": snapshot_report(self.store, self._pool.page_bytes),
             "graph_bytes": self._allocator.n_bytes,
+            "workspace_bytes": self._work_bytes,
+            "host_bytes": host_bytes(self._inputs, self._pool),
+            "device": device_report(self._backend),
             "graphs": len(self._graphs),
+            "draft": self._drafter.report() if self._drafter is not None else None,
             "ple_rows_read": self._ple.rows_read if self._ple is not None else 0,
         }
 

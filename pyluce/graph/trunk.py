@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from pyluce.graph import blocks
+from pyluce.graph import blocks, mtp
 from pyluce.graph.blocks import StepInputs
 from pyluce.graph.layers import TrunkWeights
+from pyluce.graph.mtp import FillInputs
 from pyluce.graph.ops import GraphScope
 from pyluce.native import ggml, luce
 from pyluce.native.backend import Backend
@@ -22,7 +23,7 @@ from pyluce.state.pool import StatePool
 from pyluce.weights import HParams
 
 NODES_PER_LAYER: Final = 64
-NODES_BESIDE: Final = 64
+NODES_BESIDE: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ class GraphKey:
 class StepGraph:
     """One graph of the trunk, kept and replayed.
 
-    `inputs` are set before, `logits` [n_vocab, n_out] read after compute.
+    `inputs` are set before, `logits` [n_vocab, n_out] or, of a row graph, `best` I32 [1, n_out] (where each row's largest
+    logit is, -1 for a row with a NaN) read after compute.
     """
 
     def __init__(
@@ -49,10 +51,12 @@ class StepGraph:
         self.arena = TensorArena.for_counts(n_nodes, n_nodes)
         try:
             self.graph = Graph(self.arena, n_nodes)
-            scope = GraphScope(self.arena, key.phase, matmul_phase, fault)
+            scope = GraphScope(self.arena, self.graph, key.phase, matmul_phase, fault)
             self.inputs = self._new_inputs(hparams)
+            self.fill = FillInputs.new(self.arena, hparams, key.phase, key.n_rows) if weights.mtp is not None else None
             self.picks: list[int] = []
             self.logits: int | None = None
+            self.best: int | None = None
             self._build(scope, hparams, weights, pool)
         except BaseException:
             self.arena.close()
@@ -92,12 +96,15 @@ class StepGraph:
                 out = blocks.attention(g, h, layer.attention, pool, i, x, step, n, self.key.n_block_max)
             else:
                 raise ValueError(f"layer {i} has neither linear nor full attention weights")
-            residual, xn = self._combine(g, h, residual, out, inject, layer.ffn_mix.norm)
+            residual, xn = blocks.combine(g, h, residual, out, inject, layer.ffn_mix.norm, n)
             x, inject = blocks.mix(g, h, layer.ffn_mix, xn)
             out, picked = blocks.moe(g, h, layer.moe, x, n)
             self.picks.append(picked)
             following = w.layers[i + 1].attn_mix.norm if i + 1 < h.n_layer else w.output_mix.norm
-            residual, xn = self._combine(g, h, residual, out, inject, following)
+            residual, xn = blocks.combine(g, h, residual, out, inject, following, n)
+        if w.mtp is not None and self.fill is not None:
+            for node in mtp.fill(g, h, w.mtp, pool, step.embd, residual, self.fill, n):
+                self.graph.expand(node)
         if self.key.n_out == 0:
             self.graph.expand(xn)
             return
@@ -107,15 +114,10 @@ class StepGraph:
         self.logits = g.mul_mat(w.output, x)
         ggml.ggml_set_output(self.logits)
         self.graph.expand(self.logits)
-
-    def _combine(
-        self, g: GraphScope, h: HParams, residual: int, out: int, inject: int | None, norm: int
-    ) -> tuple[int, int]:
-        if inject is None:
-            raise ValueError("a layer's hyper-connection has no injection weights")
-        both = g.made(luce.ggml_luce_hc_combine(g.ctx, residual, out, inject, norm, h.rms_eps), "hc_combine")
-        width = h.hc_count * h.n_embd
-        return g.half(both, width, self.key.n_rows, 0), g.half(both, width, self.key.n_rows, 1)
+        if self.key.phase is Phase.ROW:
+            self.best = g.made(luce.ggml_luce_argmax(g.ctx, self.logits), "argmax")
+            ggml.ggml_set_output(self.best)
+            self.graph.expand(self.best)
 
     def compute(self, backend: Backend) -> None:
         """Run once with the inputs that are set."""

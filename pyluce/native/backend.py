@@ -6,33 +6,39 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from pyluce.native import callbacks, ggml, log
+from pyluce.native import callbacks, ggml, log, luce
 from pyluce.native import ggml_backend as api
-from pyluce.native.errors import NativeError
+from pyluce.native.devices import find_device, parse_device
+from pyluce.native.errors import NativeError, UnsupportedOpError
 from pyluce.native.ggml_backend import BackendBufferUsage, BackendDevType
 from pyluce.native.library import load_libraries
 from pyluce.native.owner import Owner
 from pyluce.native.structs import ABORT_CALLBACK, GGML_MAX_N_THREADS, GGMLStatus
-from pyluce.native.tensors import Graph, TensorArena
+from pyluce.native.tensors import Graph, TensorArena, describe_op
 
 
 class Backend(Owner):
-    """The CPU device with a number of threads. Graphs are computed on it by the thread that made it.
+    """A device that computes: "cpu" with a number of threads, "cuda:N" or "hip:N". Used by the thread that made it.
 
-    With more than one thread the workers are kept from graph to graph, and spin between graphs for a while that ``poll``
-    sets (0 none, 100 longest). Measured on 2 busy cores, 600 small ops, 2 threads: 2 ms with kept workers, 50 to 130 ms
-    with ggml's default of new workers for every graph.
+    Raises ValueError for another name, NativeError when there is no such device. With more than one CPU thread the workers
+    are kept from graph to graph, and spin between graphs for a while that ``poll`` sets (0 none, 100 longest). Measured on
+    2 busy cores, 600 small ops, 2 threads: 2 ms with kept workers, 50 to 130 ms with ggml's default of new workers for
+    every graph.
     """
 
     def __init__(self, name: str = "cpu", n_threads: int = 1, poll: int = 50) -> None:
         super().__init__()
-        if name != "cpu":
-            raise ValueError(f"expected the device 'cpu', found {name!r}; other devices are not built yet")
-        load_libraries()
+        self.is_cpu = parse_device(name)[0] == "cpu"
         if not 0 <= poll <= 100:
             raise ValueError(f"expected a polling level from 0 to 100, found {poll}")
         self.name = name
         self.poll = poll
+        device = find_device(name)
+        if not self.is_cpu:
+            self.n_threads = 1
+            self._cpu_only(n_threads == 1, f"{n_threads} threads")
+            self._own("ggml_backend_dev_init", api.ggml_backend_dev_init(device, None), api.ggml_backend_free)
+            return
         pools: list[int] = []
         self._pools = pools
 
@@ -49,7 +55,8 @@ class Backend(Owner):
             raise
 
     def set_threads(self, n_threads: int) -> None:
-        """Use so many threads from the next graph on (1 to 512)."""
+        """Use so many threads from the next graph on (1 to 512). ValueError on a GPU."""
+        self._cpu_only(self.is_cpu, "a number of threads")
         if not 1 <= n_threads <= GGML_MAX_N_THREADS:
             raise ValueError(f"expected 1 to {GGML_MAX_N_THREADS} threads, found {n_threads}")
         backend = self.ptr
@@ -71,14 +78,19 @@ class Backend(Owner):
     def set_abort(self, should_abort: Callable[[], bool] | None) -> None:
         """Ask ``should_abort()`` between ops while a graph computes; None asks nothing.
 
-        When it returns True, or raises (which is noted in the log), ``compute`` raises NativeError.
+        When it returns True, or raises (which is noted in the log), ``compute`` raises NativeError. ValueError on a GPU.
         """
+        self._cpu_only(self.is_cpu, "an abort callback")
         pointer = self.ptr
         callback: Any = None
         if should_abort is not None:
             callback = callbacks.guarded(ABORT_CALLBACK, lambda _data: bool(should_abort()), default=True, what="abort")
         api.ggml_backend_cpu_set_abort_callback(pointer, callback, None)
         self._keep_alive(callback)
+
+    def _cpu_only(self, fine: bool, what: str) -> None:
+        if not fine:
+            raise ValueError(f"expected the CPU for {what}, found the device {self.name}")
 
     @property
     def device(self) -> int:
@@ -96,6 +108,17 @@ class Backend(Owner):
     def supports(self, tensor: int) -> bool:
         """Whether the device can compute this op with its sources where they are."""
         return api.ggml_backend_dev_supports_op(self.device, tensor)
+
+    def check_supports(self, graph: Graph) -> None:
+        """Raise UnsupportedOpError, naming the first op with its operands, unless the device computes every node of the graph.
+
+        ggml itself would stop the process. Operands must be where they will be when it is computed.
+        """
+        for node in graph.nodes():
+            if not self.supports(node):
+                raise UnsupportedOpError(
+                    f"expected ops that the device {self.name} computes, found {describe_op(node)}", log.take()
+                )
 
     def compute(self, graph: Graph) -> None:
         """Compute a graph whose tensors have memory. Raises NativeError with the status and the log tail on failure."""
@@ -196,6 +219,7 @@ class GraphAllocator(Owner):
         """Give every tensor of the graph its address. Raises NativeError when the memory cannot be had."""
         self._planned("ggml_gallocr_alloc_graph", api.ggml_gallocr_alloc_graph, graph)
         graph.allocated_by(self, self.epoch)
+        luce.ggml_luce_graph_retain(graph.ptr)
 
     @property
     def n_bytes(self) -> int:

@@ -20,6 +20,10 @@ class LibraryMismatchError(NativeError):
     """The library was built from another source pin or other patches than this project tree has."""
 
 
+class UnsupportedOpError(NativeError):
+    """The device does not compute this op for these types and shapes, by its own word."""
+
+
 class ClosedError(RuntimeError):
     """A native handle was used after ``close()``."""
 

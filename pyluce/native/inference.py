@@ -22,10 +22,18 @@ _DECODE_STATUS = {1: "no room in the context", 2: "aborted", -1: "invalid batch"
 
 
 class LlamaModel(Owner):
-    """A model with its weights. ``progress(fraction)`` is called while it loads; False stops the load."""
+    """A model with its weights, on the CPU or the last ``n_gpu_layers`` layers (the output counts) on a GPU.
+
+    ``progress(fraction)`` is called while it loads; False stops the load.
+    """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, repack: bool = True, progress: Callable[[float], bool] | None = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        repack: bool = True,
+        n_gpu_layers: int = 0,
+        progress: Callable[[float], bool] | None = None,
     ) -> None:
         super().__init__()
         load_libraries()
@@ -33,7 +41,7 @@ class LlamaModel(Owner):
         if not os.path.isfile(self.path):
             raise FileNotFoundError(f"expected a model file, found nothing at {self.path}")
         params = llama.llama_model_default_params()
-        params.n_gpu_layers = 0
+        params.n_gpu_layers = n_gpu_layers
         params.use_extra_bufts = repack
         params.lazy_mode = LazyMode.AUTO
         callback: Any = None

@@ -1,7 +1,8 @@
 """Finding and loading the native libraries, and refusing those that were built from something else.
 
 The libraries are looked for in this order: the directory in the environment variable ``LUCE_LIBRARY_DIR``;
-``pyluce/native/lib/<backend>`` (an installed package); ``build/<backend>/bin`` (a project tree).
+``pyluce/native/lib/<backend>`` (an installed package); ``build/<backend>/bin`` (a project tree). A set of libraries
+is that of one backend; those of a GPU hold the CPU backend too, so they serve whoever asks for the CPU.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pyluce.native.errors import LibraryMismatchError, NativeError
 
 LIBRARY_DIR_VARIABLE = "LUCE_LIBRARY_DIR"
 STAMP_SYMBOL = "ggml_luce_stamp"
+GPU_BACKENDS = ("cuda", "hip")
 
 _lock = threading.Lock()
 _libraries: Libraries | None = None
@@ -26,7 +28,7 @@ _libraries: Libraries | None = None
 
 @dataclass(frozen=True, slots=True)
 class Libraries:
-    """The loaded libraries: where they are, what they were built from."""
+    """The loaded libraries: where they are, what they were built from. ``backend``: "cpu", or the GPU's beside it."""
 
     backend: str
     directory: Path
@@ -37,19 +39,20 @@ class Libraries:
 def load_libraries(backend: str = "cpu", *, _check_stamp: bool = True) -> Libraries:
     """Load the native libraries once, check their stamp, bind every declared function and capture the native log.
 
-    Later calls return the same object. Raises NativeError when the libraries are missing, cannot be loaded or lack a
-    symbol; LibraryMismatchError when they were built from another source; both name the command that builds them.
-    ``_check_stamp`` is for this project's tests.
+    A process loads one set: later calls return the same object. Raises NativeError when the libraries are missing, cannot
+    be loaded, lack a symbol or (already loaded) lack the backend; LibraryMismatchError when they were built from another
+    source; all name the command that helps. ``_check_stamp`` is for this project's tests.
     """
     global _libraries
     if _libraries is None:
         with _lock:
             if _libraries is None:
                 _libraries = _load(backend, _check_stamp)
-    if _libraries.backend != backend:
+    if backend not in ("cpu", _libraries.backend):
         raise NativeError(
-            f"expected one backend in a process: {_libraries.backend!r} is loaded, {backend!r} was asked for; "
-            "start another process for it"
+            f"expected one set of libraries in a process: that of {_libraries.backend!r} is loaded from "
+            f"{_libraries.directory}, {backend!r} was asked for; load it first in another process, or let "
+            f"{LIBRARY_DIR_VARIABLE} name its folder"
         )
     return _libraries
 
@@ -71,13 +74,14 @@ def search_path(backend: str) -> list[Path]:
 
 
 def find_directory(backend: str) -> Path:
-    """The first directory of the search path that holds libggml-base. Raises NativeError with what was searched."""
+    """The first directory of the search path that holds the backend's library. Raises NativeError with what was searched."""
     directories = search_path(backend)
+    wanted = "ggml-base" if backend == "cpu" else f"ggml-{backend}"
     for directory in directories:
-        if _file(directory, "ggml-base").is_file():
+        if _file(directory, wanted).is_file():
             return directory
     raise NativeError(
-        f"expected the native libraries ({_file(Path(), 'ggml-base').name} and others) for the backend {backend!r} in "
+        f"expected the native libraries ({_file(Path(), wanted).name} and others) for the backend {backend!r} in "
         f"{' or '.join(str(d) for d in directories)}; found none. Build them: {build_command(backend)}"
     )
 
@@ -113,6 +117,8 @@ def check_stamp(found: str | None, directory: Path, backend: str) -> None:
 
 def _load(backend: str, check: bool) -> Libraries:
     directory = find_directory(backend)
+    if backend == "cpu":
+        backend = next((name for name in GPU_BACKENDS if _file(directory, f"ggml-{name}").is_file()), "cpu")
     handles = {"ggml-base": _open(directory, "ggml-base", backend)}
     found = _read_stamp(handles["ggml-base"])
     if check:

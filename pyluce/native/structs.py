@@ -198,6 +198,21 @@ class ggml_threadpool_params(ctypes.Structure):
     ]
 
 
+class ggml_cplan(ctypes.Structure):
+    """How the CPU will compute a graph; `work_size` bytes are its work buffer."""
+
+    work_size: int
+    _fields_: ClassVar = [
+        ("work_size", c_size_t),
+        ("work_data", c_void_p),
+        ("n_threads", c_int),
+        ("threadpool", c_void_p),
+        ("abort_callback", c_void_p),
+        ("abort_callback_data", c_void_p),
+        ("use_ref", c_bool),
+    ]
+
+
 class ggml_backend_dev_caps(ctypes.Structure):
     _fields_: ClassVar = [
         ("async", c_bool),

@@ -193,6 +193,13 @@ def tensor_get(tensor: int, dtype: DTypeLike, shape: Sequence[int] | int) -> NDA
     return target
 
 
+def describe_op(node: int) -> str:
+    """An op with the types and shapes of its result and operands, for messages."""
+    header = tensor_struct(node)
+    sources = [_label(source) for source in header.src if source]
+    return f"{(ggml.ggml_op_desc(node) or b'?').decode()} {_label(node)} of {', '.join(sources) or 'nothing'}"
+
+
 def _nothing_to_free(address: int) -> None:
     """A graph is part of its arena."""
 

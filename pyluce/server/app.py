@@ -16,10 +16,18 @@ from pyluce.server.errors import install_handlers
 from pyluce.server.metrics import CountRequests, HttpCounters
 from pyluce.server.middleware import REQUEST_ID_HEADER, ApiKey, BodyLimit, RequestIds
 from pyluce.server.protocols import Service
-from pyluce.server.routes import chat, completions, messages, responses, server_state, tokens
+from pyluce.server.routes import chat, completions, messages, parking, responses, server_state, tokens
 from pyluce.server.settings import ServerSettings
 
-_ROUTERS = (chat.router, completions.router, responses.router, messages.router, tokens.router, server_state.router)
+_ROUTERS = (
+    chat.router,
+    completions.router,
+    responses.router,
+    messages.router,
+    tokens.router,
+    parking.router,
+    server_state.router,
+)
 
 
 def create_app(service: Service, settings: ServerSettings | None = None) -> FastAPI:

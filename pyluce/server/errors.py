@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from pyluce.engine import ContextLimitError, EngineError, LogitsError, RequestError
-from pyluce.engine.errors import ConstraintError, DeadlineError, QueueFullError
+from pyluce.engine.errors import ConstraintError, DeadlineError, ParkedError, ParkError, QueueFullError, UnparkError
 from pyluce.server.bridge import ClientGone
 from pyluce.server.jsontext import JsonResponse
 from pyluce.server.validation import describe
@@ -100,6 +100,12 @@ def as_api_error(error: BaseException) -> ApiError:
         return ApiError(504, str(error), code="deadline")
     if isinstance(error, ClientGone):
         return ApiError(CLIENT_CLOSED_REQUEST, "the client closed the request", code="client_gone")
+    if isinstance(error, ParkedError):
+        return ApiError(503, str(error), code="model_parked", headers={"Retry-After": f"{error.retry_after_s:.0f}"})
+    if isinstance(error, UnparkError):
+        return ApiError(503, str(error), code="unpark_failed")
+    if isinstance(error, ParkError):
+        return ApiError(409, str(error), code="cannot_park")
     if isinstance(error, EngineError):
         return ApiError(503, str(error), code="engine_unavailable")
     if isinstance(error, (LogitsError, ConstraintError)):

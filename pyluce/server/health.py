@@ -11,7 +11,7 @@ from pyluce.engine.stats import Activity, EngineStats
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """`status` is "ok" (idle), "busy", "stalled" (no heartbeat for too long) or "failed" (the engine is gone)."""
+    """`status` is "ok" (idle), "busy", "parked", "stalled" (no heartbeat for too long) or "failed" (the engine is gone)."""
 
     status: str
     ready: bool
@@ -28,6 +28,7 @@ class Health:
             "slots": len(stats.slots),
             "busy_slots": stats.busy_slots,
             "queue_length": stats.queue_length,
+            "parked": stats.parked,
         }
 
 
@@ -38,5 +39,7 @@ def judge(stats: EngineStats, heartbeat_limit_s: float, now: float | None = None
         return Health("failed", False, age)
     if age > heartbeat_limit_s:
         return Health("stalled", False, age)
+    if stats.parked is not None:
+        return Health("parked", stats.unparks_on_request, age)
     busy = stats.activity is not Activity.IDLE or stats.busy_slots > 0 or stats.queue_length > 0
     return Health("busy" if busy else "ok", True, age)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import psutil
-
 from pyluce import __version__
 from pyluce.engine.stats import Activity, EngineStats
 from pyluce.engine.thinking import LARGEST_ANSWER_ROOM
+from pyluce.options import LoadOptions
 from pyluce.server.context import AppContext
+from pyluce.server.memory import memory_section
 from pyluce.server.settings import EFFORTS
 
 PROPS_SCHEMA = 2
@@ -57,7 +57,7 @@ def props(context: AppContext) -> dict[str, Any]:
             "lazy_draft": None,
             "draft_residency": None,
             "target_sharding": None,
-            "chunk": service.options.chunk,
+            "chunk": info.chunk or service.options.chunk,
             "target_device": "cpu",
             "draft_device": None,
             "threads": info.threads,
@@ -93,54 +93,23 @@ def props(context: AppContext) -> dict[str, Any]:
         },
         "pflash": {"enabled": False, "mode": None},
         "prefix_cache": _prefix_cache(stats),
-        "full_cache": {
-            "enabled": False,
-            "capacity": 0,
-            "in_use": 0,
-            "disk_bytes": 0,
-            "lifetime_hits": 0,
-            "disk_policy": None,
-        },
+        "full_cache": _disk_cache(stats, service.options),
         "tool_replay": {"max_entries": 0, "max_bytes": 0, "current_entries": 0, "current_bytes": 0},
-        "daemon": {"alive": stats.activity is not Activity.CLOSED},
+        "daemon": {
+            "alive": stats.activity is not Activity.CLOSED,
+            "parked": stats.parked is not None,
+            "parked_reason": stats.parked,
+            "park_after_s": service.options.park_after,
+            "unpark_on_request": service.options.unpark_on_request,
+        },
         "api": {"endpoints": list(context.endpoints)},
         "capabilities": {
             "reasoning_supported": reasons,
             "speculative_supported": False,
             "tools_supported": context.tools_supported,
         },
-        "memory": {
-            "cache": None,
-            "snapshots": None,
-            "process": _process_memory(),
-            "engine": to_plain(stats.memory),
-        },
+        "memory": memory_section(stats),
     }
-
-
-def to_plain(value: object) -> Any:
-    """A report as JSON can hold it."""
-    if hasattr(value, "items"):
-        return {str(key): to_plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [to_plain(item) for item in value]
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
-
-
-def _process_memory() -> dict[str, int | None]:
-    rss = psutil.Process().memory_info().rss
-    return {"rss_bytes": rss, "peak_rss_bytes": _peak_rss()}
-
-
-def _peak_rss() -> int | None:
-    try:
-        with open("/proc/self/status", encoding="ascii") as lines:
-            for line in lines:
-                if line.startswith("VmHWM:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        return None
-    return None
 
 
 def _prefix_cache(stats: EngineStats) -> dict[str, Any]:
@@ -154,4 +123,24 @@ def _prefix_cache(stats: EngineStats) -> dict[str, Any]:
         "budget_bytes": kept.get("budget_bytes", 0),
         "used_bytes": kept.get("n_bytes", 0),
         "evictions": kept.get("evictions", 0),
+    }
+
+
+def _disk_cache(stats: EngineStats, options: LoadOptions) -> dict[str, Any]:
+    """The entries in the cache folder, as of the engine's last report. `capacity` is null: they are bounded by bytes, not by number."""
+    report = stats.memory.get("prefix_cache")
+    found = report.get("disk") if isinstance(report, Mapping) else None
+    kept: dict[str, Any] = dict(found) if isinstance(found, Mapping) else {}
+    enabled = options.cache_dir is not None
+    return {
+        "enabled": enabled,
+        "capacity": None if enabled else 0,
+        "in_use": kept.get("entries", 0),
+        "disk_bytes": kept.get("size_on_disk", 0),
+        "lifetime_hits": kept.get("hits", 0),
+        "disk_policy": "oldest leaf" if enabled else None,
+        "budget_bytes": kept.get("size_limit", 0),
+        "written": kept.get("written", 0),
+        "failures": kept.get("failures", 0),
+        "skipped": kept.get("skipped", 0),
     }

@@ -40,7 +40,7 @@ class TextTools:
 
 
 class Service(Protocol):
-    """A loaded model, as the server sees it. Every method is safe from any thread and none waits for the engine."""
+    """A loaded model, as the server sees it. Every method is safe from any thread, and none but `park` and `unpark` waits for the engine."""
 
     @property
     def info(self) -> ModelInfo:
@@ -62,6 +62,12 @@ class Service(Protocol):
 
     def stats(self) -> EngineStats:
         """What the engine published last."""
+
+    def park(self, *, discard: bool = False) -> bool:
+        """Release the model's memory; False when it is released already. Raises ParkError when something would be lost."""
+
+    def unpark(self) -> bool:
+        """Load it again; False when it is loaded. Raises UnparkError."""
 
     def text(self, work: Callable[[TextTools], T]) -> Future[T]:
         """Run `work` on the thread that owns the vocabulary."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pyluce.state.layout import StateOptions, state_bytes
-from pyluce.state.memory import StateMemoryError, check_state_fits
 from pyluce.state.pages import OutOfPagesError, PageTable
 from pyluce.state.pool import StatePool
 from pyluce.state.prefix_cache import CacheStats, PrefixCache
@@ -21,11 +20,9 @@ __all__ = [
     "SequenceState",
     "Snapshot",
     "SnapshotStore",
-    "StateMemoryError",
     "StateOptions",
     "StatePool",
     "automatic_budget",
     "cache_pages",
-    "check_state_fits",
     "state_bytes",
 ]

@@ -6,6 +6,8 @@ Shapes fastest axis first; R states a slot, see `StateOptions.ring`:
 - full-attention layers: `k`, `v` [head_dim*n_head_kv, n_cells], `raw` F32 [indexer_dim, n_cells],
   `pooled` F32 [indexer_dim, n_cells / ratio];
 - the PLE layer: `ple` F32 [hc*n_embd, (taps - 1)*dilation + R, n_slots];
+- the draft head (MTP): `k`, `v` of layer n_layer, and `hidden` F32 [hc*n_embd, R + 1, n_slots], the trunk's residual after
+  position p in entry p mod R; the last entry is scratch;
 - `pages` I32 [pages of a slot, n_slots].
 """
 
@@ -30,7 +32,8 @@ class StateOptions:
     """Sizes of the pool. `ring` states are kept a slot; `reach` tokens can be rolled back, less than `ring`.
 
     `conv_margin`, `ple_margin`: convolution inputs kept beyond the taps; `reach` + 1 at least (tests take less, and see
-    rollback fail). `cache_pages`: pages beyond those of full slots, for what a prefix cache keeps.
+    rollback fail). `cache_pages`: pages beyond those of full slots, for what a prefix cache keeps. `mtp`: with the parts of the
+    draft head, of which `hidden_ring` rows are kept a slot; `reach` + 1 at least.
     """
 
     n_slots: int
@@ -41,6 +44,8 @@ class StateOptions:
     conv_margin: int
     ple_margin: int
     cache_pages: int = 0
+    mtp: bool = False
+    hidden_ring: int = 1
 
     @property
     def pages_per_slot(self) -> int:
@@ -97,6 +102,10 @@ def state_layout(h: HParams, options: StateOptions) -> list[StatePart]:
     if h.ple is not None:
         history = (h.ple.conv_kernel - 1) * h.ple.ngram_size + options.ple_margin
         parts.append(StatePart("ple", None, f32, (h.hc_count * h.n_embd, history, slots)))
+    if options.mtp:
+        parts.append(StatePart("k", h.n_layer, kv, (kv_width, cells)))
+        parts.append(StatePart("v", h.n_layer, kv, (kv_width, cells)))
+        parts.append(StatePart("hidden", None, f32, (h.hc_count * h.n_embd, options.hidden_ring + 1, slots)))
     parts.append(StatePart("pages", None, GGMLType.I32, (options.pages_per_slot, slots)))
     return parts
 
@@ -112,10 +121,12 @@ def page_bytes(h: HParams, options: StateOptions) -> int:
     return sum(part.n_bytes for part in state_layout(h, options) if part.kind in paged) // options.n_pages
 
 
-def recurrent_bytes(h: HParams) -> int:
-    """Bytes of the recurrent state that a snapshot holds: every GDN state, and the inputs that the next token's taps reach."""
+def recurrent_bytes(h: HParams, options: StateOptions) -> int:
+    """Bytes of the recurrent state that a snapshot holds: every GDN state, the inputs that the next token's taps reach, and
+    the last hidden row for the draft head."""
     linear = sum(h.recurrent_layers)
     gdn = linear * h.ssm_state**2 * h.ssm_v_heads
     conv = linear * (h.ssm_conv_kernel - 1) * h.conv_channels
     ple = (h.ple.conv_kernel - 1) * h.ple.ngram_size * h.hc_count * h.n_embd if h.ple is not None else 0
-    return 4 * (gdn + conv + ple)
+    hidden = h.hc_count * h.n_embd if options.mtp else 0
+    return 4 * (gdn + conv + ple + hidden)

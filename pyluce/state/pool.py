@@ -43,6 +43,7 @@ class StatePool:
         self.raw: dict[int, int] = {}
         self.pooled: dict[int, int] = {}
         self.ple: int | None = None
+        self.hidden: int | None = None
 
         layout = state_layout(h, options)
         self.arena = TensorArena.for_counts(len(layout))
@@ -60,10 +61,16 @@ class StatePool:
                 by_layer[part.kind][part.layer] = tensor
             elif part.kind == "ple":
                 self.ple = tensor
+            elif part.kind == "hidden":
+                self.hidden = tensor
             else:
                 self.pages = tensor
-        self.buffer = BackendBuffer.for_arena(self.arena, backend.buffer_type)
-        self.buffer.clear(0)
+        self.buffer = self._allocate(backend)
+
+    def _allocate(self, backend: Backend) -> BackendBuffer:
+        buffer = BackendBuffer.for_arena(self.arena, backend.buffer_type)
+        buffer.clear(0)
+        return buffer
 
     def _new(self, part: StatePart) -> int:
         return self.arena.new_tensor(part.type, part.ne, part.name)
@@ -106,7 +113,7 @@ class StatePool:
     # moving state
 
     def _slot_parts(self) -> list[int]:
-        return [*self.gdn.values(), *self.conv.values(), *([self.ple] if self.ple is not None else [])]
+        return [*self.gdn.values(), *self.conv.values(), *(t for t in (self.ple, self.hidden) if t is not None)]
 
     def copy_slot(self, source: int, target: int) -> None:
         """Copy every recurrent part of one slot to another, on the device."""
@@ -127,6 +134,47 @@ class StatePool:
         tensors = [t for part in (self.k, self.v, self.raw, self.pooled) for t in part.values()]
         return sum(ggml_nbytes(t) // self.allocator.n_pages for t in tensors)
 
+    def _paged(self) -> Iterator[int]:
+        for part in (self.k, self.v, self.raw, self.pooled):
+            yield from part.values()
+
+    def page_parts(self) -> tuple[tuple[str, int], ...]:
+        """Names and bytes of what a page consists of, in the order of `read_page`."""
+        return tuple((_name(t), ggml_nbytes(t) // self.allocator.n_pages) for t in self._paged())
+
+    def recurrent_parts(self, length: int) -> tuple[tuple[str, int], ...]:
+        """Names and bytes of what `capture` holds, in its order."""
+        sizes: dict[str, int] = {}
+        for tensor, _, size in self._recurrent_pieces(0, length):
+            sizes[_name(tensor)] = sizes.get(_name(tensor), 0) + size
+        return tuple(sizes.items())
+
+    def read_page(self, page: int, out: npt.NDArray[np.uint8], n_tokens: int = PAGE_TOKENS) -> None:
+        """Copy a page into out [page_bytes]; rows beyond its first `n_tokens` tokens become zero."""
+        at = 0
+        for tensor in self._paged():
+            size = ggml_nbytes(tensor) // self.allocator.n_pages
+            n_rows = tensor_struct(tensor).ne[1] // self.allocator.n_pages
+            used = size // n_rows * (n_tokens * n_rows // PAGE_TOKENS)
+            if used:
+                ggml_backend_tensor_get(tensor, out.ctypes.data + at, page * size, used)
+            out[at + used : at + size] = 0
+            at += size
+
+    def write_page(self, page: int, data: npt.NDArray[np.uint8]) -> None:
+        """Put what `read_page` read into any page. ValueError when it has another size."""
+        if data.nbytes != self.page_bytes:
+            raise ValueError(f"expected {self.page_bytes} bytes of a page, found {data.nbytes}")
+        at = 0
+        for tensor in self._paged():
+            size = ggml_nbytes(tensor) // self.allocator.n_pages
+            ggml_backend_tensor_set(tensor, data.ctypes.data + at, page * size, size)
+            at += size
+
+    def settled_pages(self, length: int) -> int:
+        """How many pages of a state of `length` tokens no later step writes into (the draft head's last keys come a token late)."""
+        return max(0, length - 1 if self.options.mtp else length) // PAGE_TOKENS
+
     def _recurrent_pieces(self, slot: int, length: int) -> Iterator[tuple[int, int, int]]:
         """(tensor, offset, bytes) of what a sequence of `length` tokens in this slot still needs of its recurrent parts.
 
@@ -143,6 +191,18 @@ class StatePool:
             ne = tensor_struct(tensor).ne
             for position in range(max(0, length - reach), length):
                 yield tensor, (slot * ne[1] + position % ne[1]) * ne[0] * 4, ne[0] * 4
+        if self.hidden is not None and length:
+            width = tensor_struct(self.hidden).ne[0] * 4
+            yield self.hidden, self.hidden_entry(slot, length - 1) * width, width
+
+    def hidden_entry(self, slot: int, position: int) -> int:
+        """Row of `hidden` that holds the trunk's residual after this position."""
+        ring = self.options.hidden_ring
+        return slot * (ring + 1) + position % ring
+
+    def hidden_scratch(self, slot: int) -> int:
+        """Row of `hidden` that nobody reads."""
+        return (slot + 1) * (self.options.hidden_ring + 1) - 1
 
     def capture(self, slot: int, length: int) -> npt.NDArray[np.uint8]:
         """A copy of the recurrent state of a sequence of `length` tokens, without a trace of its slot."""
@@ -199,8 +259,13 @@ class StatePool:
                 for page in free:
                     self._write(tensor, nan, page * size)
 
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the page tables' copy on the host."""
+        return self._tables.nbytes
+
     def report(self) -> dict[str, int]:
-        """Bytes of each kind of state."""
+        """Bytes of each kind of state; `hidden_size` of them are among the recurrent ones."""
         kv = sum(ggml_nbytes(t) for part in (self.k, self.v) for t in part.values())
         indexer = sum(ggml_nbytes(t) for part in (self.raw, self.pooled) for t in part.values())
         recurrent = sum(ggml_nbytes(t) for t in self._slot_parts())
@@ -208,6 +273,7 @@ class StatePool:
             "kv_bytes": kv,
             "indexer_bytes": indexer,
             "recurrent_bytes": recurrent,
+            "hidden_size": ggml_nbytes(self.hidden) if self.hidden is not None else 0,
             "total_bytes": self.buffer.n_bytes,
         }
 
@@ -215,3 +281,7 @@ class StatePool:
         """Free the buffer. Idempotent."""
         self.buffer.close()
         self.arena.close()
+
+
+def _name(tensor: int) -> str:
+    return bytes(tensor_struct(tensor).name).rstrip(b"\0").decode()

@@ -6,7 +6,8 @@ sequences, so a conversation that grows costs its differences.
 
 Eviction takes the entry that was used longest ago among those that no other entry extends and no live sequence came from,
 but keeps the one that was used last (the point where the active conversation will go on). Taking only such leaves
-keeps the shorter prefixes, which more requests share.
+keeps the shorter prefixes, which more requests share. A new entry for which that makes no room takes the place of those that it
+extends itself: the deepest point of a conversation is worth most.
 """
 
 from __future__ import annotations
@@ -71,6 +72,11 @@ class PrefixCache:
         """Bytes that the entries keep: each page once, and what each has alone."""
         return len(self._pages) * self._page_bytes + self._own_bytes
 
+    @property
+    def own_bytes(self) -> int:
+        """Those of them that are no pages: recurrent states and logits."""
+        return self._own_bytes
+
     def stats(self) -> CacheStats:
         """Counters and sizes now."""
         return CacheStats(
@@ -84,13 +90,27 @@ class PrefixCache:
             refused=self._refused,
         )
 
+    def newest(self, limit: int) -> list[CacheEntry]:
+        """The entries used last, newest first."""
+        return sorted(self._entries.values(), key=lambda entry: -entry.last_use)[:limit]
+
     def find(self, tokens: Sequence[int], boundaries: Collection[int]) -> CacheEntry | None:
         """The longest entry that is a prefix of `tokens` and ends at one of `boundaries`; it is pinned until `release`.
 
         At len(tokens) only an entry with logits counts, as nothing is left to compute them from.
         """
         self._lookups += 1
-        keys = _digests(tokens, [n for n in self._lengths if n <= len(tokens) and n in boundaries], boundaries)
+        entry = self.peek(tokens, boundaries)
+        if entry is not None:
+            self._touch(entry)
+            entry.pins += 1
+            self._hits += 1
+            self._hit_tokens += entry.snapshot.length
+        return entry
+
+    def peek(self, tokens: Sequence[int], boundaries: Collection[int]) -> CacheEntry | None:
+        """What `find` would find, left as it is."""
+        keys = prefix_keys(tokens, [n for n in self._lengths if n <= len(tokens) and n in boundaries], boundaries)
         for length in sorted(keys, reverse=True):
             entry = self._entries.get(keys[length])
             if entry is None or entry.snapshot.tokens != tuple(tokens[:length]):
@@ -99,12 +119,12 @@ class PrefixCache:
                 continue
             if length == len(tokens) and entry.snapshot.logits is None:
                 continue
-            self._touch(entry)
-            entry.pins += 1
-            self._hits += 1
-            self._hit_tokens += length
             return entry
         return None
+
+    def entries(self) -> list[CacheEntry]:
+        """All entries, shorter ones first."""
+        return sorted(self._entries.values(), key=lambda entry: entry.snapshot.length)
 
     def release(self, entry: CacheEntry) -> None:
         """A live sequence that came from this entry has ended."""
@@ -116,12 +136,12 @@ class PrefixCache:
         """Whether a snapshot after these tokens, computed in chunks cut there, would be new."""
         if self.budget_bytes == 0:
             return False
-        entry = self._entries.get(_digests(tokens, [len(tokens)], cuts)[len(tokens)])
+        entry = self._entries.get(prefix_keys(tokens, [len(tokens)], cuts)[len(tokens)])
         return entry is None or (needs_logits and entry.snapshot.logits is None)
 
     def insert(self, snapshot: Snapshot) -> bool:
         """Keep a snapshot, evicting others for it; if it does not fit, it is closed and False returned."""
-        key = _digests(snapshot.tokens, [snapshot.length], snapshot.cuts)[snapshot.length]
+        key = prefix_keys(snapshot.tokens, [snapshot.length], snapshot.cuts)[snapshot.length]
         old = self._entries.get(key)
         if old is not None:
             if old.snapshot.logits is not None or snapshot.logits is None:
@@ -133,8 +153,9 @@ class PrefixCache:
         new_pages = sum(1 for page in set(snapshot.pages) if page not in self._pages)
         needed = new_pages * self._page_bytes + snapshot.own_bytes
         own = snapshot.own_bytes
+        fits = self.could_hold(len(set(snapshot.pages)), own)
         while self.n_bytes + needed > self.budget_bytes or self._own_bytes + own > self._own_budget:
-            if key in self._entries or not self._evict_one(protect=snapshot.tokens):
+            if key in self._entries or not (fits and self._evict_one(protect=snapshot)):
                 self._refused += 1
                 snapshot.close()
                 return False
@@ -146,6 +167,11 @@ class PrefixCache:
         self._own_bytes += snapshot.own_bytes
         self._touch(entry)
         return True
+
+    def could_hold(self, n_pages: int, own_bytes: int) -> bool:
+        """An entry of this size fits when everything else has gone."""
+        whole = n_pages * self._page_bytes + own_bytes
+        return whole <= self.budget_bytes and own_bytes <= self._own_budget
 
     def reclaim(self, n_pages: int) -> None:
         """Evict until that many pages are held by no entry any more, or nothing can be evicted: live work comes first."""
@@ -162,29 +188,27 @@ class PrefixCache:
         self._clock += 1
         entry.last_use = self._clock
 
-    def _evict_one(self, protect: Sequence[int] | None, keep_last: bool = True) -> bool:
-        """Evict one leaf; `protect`: tokens whose prefixes stay."""
+    def _evict_one(self, protect: Snapshot | None, keep_last: bool = True) -> bool:
+        """Evict one leaf; `protect`: a new snapshot, what it extends goes last."""
         extended = self._extended()
-        candidates = [
-            entry
-            for entry in self._entries.values()
-            if entry.pins == 0 and entry.key not in extended and not _is_prefix(entry.snapshot.tokens, protect)
-        ]
+        unpinned = [entry for entry in self._entries.values() if entry.pins == 0]
+        before = [entry for entry in unpinned if protect is not None and _extends(protect, entry.snapshot)]
+        candidates = [entry for entry in unpinned if entry.key not in extended and entry not in before]
         if keep_last and candidates and protect is None:
             candidates.remove(max(candidates, key=lambda e: e.last_use))
-        if not candidates:
+        if not (candidates or before):
             return False
-        self._remove(min(candidates, key=lambda e: e.last_use))
+        self._remove(min(candidates or before, key=lambda e: e.last_use))
         self._evictions += 1
         return True
 
     def _extended(self) -> set[bytes]:
         """Keys of the entries that another entry extends."""
-        lengths = sorted(self._lengths)
         found: set[bytes] = set()
         for entry in self._entries.values():
-            shorter = [n for n in lengths if n < entry.snapshot.length]
-            keys = _digests(entry.snapshot.tokens, shorter, entry.snapshot.cuts)
+            snapshot = entry.snapshot
+            shorter = [n for n in snapshot.cuts if n in self._lengths]
+            keys = prefix_keys(snapshot.tokens, shorter, snapshot.cuts)
             found.update(key for key in keys.values() if key in self._entries)
         return found
 
@@ -202,11 +226,16 @@ class PrefixCache:
         snapshot.close()
 
 
-def _is_prefix(tokens: tuple[int, ...], whole: Sequence[int] | None) -> bool:
-    return whole is not None and len(tokens) <= len(whole) and tuple(whole[: len(tokens)]) == tokens
+def _extends(longer: Snapshot, shorter: Snapshot) -> bool:
+    """One was computed by going on from the other, or could have been."""
+    return (
+        shorter.length in longer.cuts
+        and longer.tokens[: shorter.length] == shorter.tokens
+        and longer.cuts[: len(shorter.cuts)] == shorter.cuts
+    )
 
 
-def _digests(tokens: Sequence[int], lengths: Collection[int], cuts: Collection[int]) -> dict[int, bytes]:
+def prefix_keys(tokens: Sequence[int], lengths: Collection[int], cuts: Collection[int]) -> dict[int, bytes]:
     """For each n of `lengths` a SHA-256 of the first n tokens and of the cuts before n, in one pass over the tokens."""
     data = np.asarray(tokens, "<i4").tobytes()
     ends = np.array(sorted(cuts), "<i4")

@@ -90,13 +90,30 @@ class SequenceState:
         if self._oldest > self.length:
             raise RuntimeError("a step of this sequence failed and its state is lost; clear it and prefill it again")
         end = self.length + count
+        self._prepare(end)
+        self._oldest = max(self._oldest, end - self._pool.options.reach) if keeps_rows else end
+
+    def prepare_draft(self, count: int) -> None:
+        """Get ready for drafting `count` tokens after the next one: as `begin_write` for all of them, but no entry is given up.
+
+        Raises ValueError (context full) or OutOfPagesError before anything changes.
+        """
+        if count + 1 > self.room:
+            raise ValueError(f"expected room for {count + 1} tokens, found {self.room}")
+        self._prepare(self.length + count + 1)
+
+    def _prepare(self, end: int) -> None:
+        """Pages up to position `end` - 1 exist, and those that the next step writes are ours.
+
+        With a draft head the step also writes the head's keys of the last position: they wait for the token that follows it.
+        """
+        first = max(0, self.length - 1) if self._pool.options.mtp else self.length
         n_pages = len(self._table.pages)
-        copies = self._pool.allocator.prepare_write(self._table, self.length, end - 1)
+        copies = self._pool.allocator.prepare_write(self._table, first, end - 1)
         for source, target in copies:
             self._pool.copy_page(source, target)
         if copies or len(self._table.pages) != n_pages:
             self._pool.publish_pages(self.slot, self._table.pages)
-        self._oldest = max(self._oldest, end - self._pool.options.reach) if keeps_rows else end
 
     def commit(self, tokens: list[int], *, by_chunk: bool) -> None:
         """The step that `begin_write` announced has run."""

@@ -8,7 +8,7 @@ from pyluce.weights.gguf_reader import GgufArray, MetaValue
 from pyluce.weights.hparams import HParams, PleParams
 from pyluce.weights.model_file import ModelFile, Progress, open_model
 from pyluce.weights.placement import PlacementReport, Weights, place_weights
-from pyluce.weights.ple_hash import ple_row_ids
+from pyluce.weights.ple_hash import ple_row_ids, ple_window_row_ids
 from pyluce.weights.ple_table import PleTable
 from pyluce.weights.tensors import TensorInfo
 
@@ -29,4 +29,5 @@ __all__ = [
     "open_model",
     "place_weights",
     "ple_row_ids",
+    "ple_window_row_ids",
 ]

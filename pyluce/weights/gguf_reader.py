@@ -187,8 +187,11 @@ class _Cursor:
         self.position = position
 
 
-def read_header(data: mmap, path: str) -> GgufHeader:
-    """Parse and check the header. The shapes are checked against types and file size, not against any model."""
+def read_header(data: mmap, path: str, *, whole: bool = True) -> GgufHeader:
+    """Parse and check the header. The shapes are checked against types and file size, not against any model.
+
+    `whole` False: the data may be missing, in part or entirely (a file that was cut off behind its header).
+    """
     cursor = _Cursor(data, path)
     cursor.need(4, "magic")
     magic = data[:4]
@@ -213,7 +216,7 @@ def read_header(data: mmap, path: str) -> GgufHeader:
     alignment = _alignment(metadata, path)
     described = [_read_tensor(cursor, i) for i in range(n_tensors)]
     data_offset = -(-cursor.position // alignment) * alignment
-    tensors = _place(described, data_offset, alignment, cursor)
+    tensors = _place(described, data_offset, alignment, cursor, whole)
     return GgufHeader(version, alignment, data_offset, metadata, tensors)
 
 
@@ -278,9 +281,13 @@ def _read_tensor(cursor: _Cursor, index: int) -> tuple[str, int, tuple[int, ...]
 
 
 def _place(
-    described: list[tuple[str, int, tuple[int, ...], int, int]], data_offset: int, alignment: int, cursor: _Cursor
+    described: list[tuple[str, int, tuple[int, ...], int, int]],
+    data_offset: int,
+    alignment: int,
+    cursor: _Cursor,
+    whole: bool,
 ) -> tuple[TensorEntry, ...]:
-    """Check that the tensors follow one another, aligned, without gap or overlap, inside the file."""
+    """Check that the tensors follow one another, aligned, without gap or overlap, inside the file if it is `whole`."""
     seen: set[str] = set()
     next_offset = 0
     entries = []
@@ -296,7 +303,7 @@ def _place(
                 found=offset,
                 hint=DAMAGED,
             )
-        if data_offset + offset + nbytes > cursor.end:
+        if whole and data_offset + offset + nbytes > cursor.end:
             refuse(
                 cursor.path,
                 f"data of tensor {name!r}",

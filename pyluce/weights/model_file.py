@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -16,7 +17,7 @@ from pyluce.weights.errors import ModelError, refuse
 from pyluce.weights.gguf_reader import MetaValue
 from pyluce.weights.hparams import HParams, read_hparams
 from pyluce.weights.shards import Shard, check_split, shard_paths
-from pyluce.weights.tensors import TensorInfo
+from pyluce.weights.tensors import DRAFT_EMBEDDING, DRAFT_OUTPUT, OUTPUT, TOKEN_EMBEDDING, TensorInfo
 from pyluce.weights.vocabulary_keys import check_vocabulary
 
 
@@ -65,15 +66,34 @@ class ModelFile:
     def read(self, info: TensorInfo) -> npt.NDArray[np.uint8]:
         """A copy of the tensor's bytes, read from the file (not through the map)."""
         out = np.empty(info.nbytes, np.uint8)
-        shard, done = self.shards[info.shard], 0
-        while done < info.nbytes:
-            got = os.pread(shard.fd, min(info.nbytes - done, 1 << 30), info.offset + done)
-            if not got:
-                found = f"{done}: the file was truncated after it was opened"
-                refuse(shard.path, f"data of {info.name}", expected=f"{info.nbytes} bytes", found=found)
-            out[done : done + len(got)] = np.frombuffer(got, np.uint8)
-            done += len(got)
+        self.read_into(info, out)
         return out
+
+    def attach_draft(self, *, embedding: bool = False) -> None:
+        """Add the draft head's tensors to `tensors`, to be placed with the trunk's; those of its indexer are not used.
+
+        The head's own embedding and output, if it brings them, are called `DRAFT_EMBEDDING` and `DRAFT_OUTPUT`. `embedding`: name
+        the trunk's embedding so where it brings none, for a device on which the trunk has none. ModelError without a head.
+        """
+        if self.mtp.status is not MtpStatus.PRESENT:
+            refuse(self.path, "MTP block", expected="one", found=self.mtp.reason or "none")
+        own = {TOKEN_EMBEDDING: DRAFT_EMBEDDING, OUTPUT: DRAFT_OUTPUT}
+        for info in self.mtp.tensors.values():
+            if ".indexer." not in info.name:
+                name = own.get(info.name, info.name)
+                self.tensors[name] = replace(info, name=name)
+        if embedding and DRAFT_EMBEDDING not in self.tensors and OUTPUT in self.tensors:
+            self.tensors[DRAFT_EMBEDDING] = replace(self.tensors[TOKEN_EMBEDDING], name=DRAFT_EMBEDDING)
+
+    def read_into(self, info: TensorInfo, out: npt.NDArray[np.uint8], offset: int = 0) -> None:
+        """Fill `out` with the tensor's bytes from `offset` on, read from the file. Safe from any thread."""
+        shard, done = self.shards[info.shard], 0
+        while done < out.nbytes:
+            got = os.preadv(shard.fd, [out.data[done : done + (1 << 30)]], info.offset + offset + done)
+            if not got:
+                found = f"{offset + done}: the file was truncated after it was opened"
+                refuse(shard.path, f"data of {info.name}", expected=f"{info.nbytes} bytes", found=found)
+            done += got
 
     def close(self) -> None:
         """Unmap and close every shard. Idempotent."""
@@ -88,19 +108,24 @@ class ModelFile:
 
 
 def open_model(
-    path: str | os.PathLike[str], progress: Progress | None = None, *, draft: str | os.PathLike[str] | None = None
+    path: str | os.PathLike[str],
+    progress: Progress | None = None,
+    *,
+    draft: str | os.PathLike[str] | None = None,
+    whole: bool = True,
 ) -> ModelFile:
     """Open and validate the model at `path` (a file, or any shard of it).
 
     `draft`: an MTP sidecar to use instead of the block in the file. Without it a sidecar beside the model
-    (`mtp-*.gguf`, there or in `MTP/`) is taken when the file has no MTP block.
+    (`mtp-*.gguf`, there or in `MTP/`) is taken when the file has no MTP block. `whole` False: each file may end behind its header;
+    no data must be read then.
     Raises `ModelError` for everything that is wrong with the files.
     """
     shards: list[Shard] = []
     try:
         paths = shard_paths(Path(path))
         for i, part in enumerate(paths):
-            shards.append(Shard(part))
+            shards.append(Shard(part, whole=whole))
             if progress:
                 progress("open", i + 1, len(paths))
         check_split(shards)
@@ -111,9 +136,9 @@ def open_model(
         warnings += catalogue.warnings
         mtp = catalogue.mtp
         if draft is not None:
-            mtp = _attach_sidecar(shards, hparams, Path(draft))
+            mtp = _attach_sidecar(shards, hparams, Path(draft), whole)
         elif mtp.status is not MtpStatus.PRESENT:
-            mtp = _discover_sidecar(shards, hparams, mtp, warnings)
+            mtp = _discover_sidecar(shards, hparams, mtp, warnings, whole)
         return ModelFile(first, hparams, catalogue.tensors, mtp, shards, warnings)
     except BaseException:
         for shard in shards:
@@ -133,9 +158,9 @@ def _collect(shards: list[Shard], first_index: int) -> dict[str, TensorInfo]:
     return tensors
 
 
-def _attach_sidecar(shards: list[Shard], hparams: HParams, path: Path) -> Mtp:
+def _attach_sidecar(shards: list[Shard], hparams: HParams, path: Path, whole: bool) -> Mtp:
     """Open the sidecar as one more shard and check that it fits the model."""
-    sidecar = Shard(path)
+    sidecar = Shard(path, whole=whole)
     try:
         theirs, _ = read_hparams(sidecar.metadata, str(path), mtp_only=True)
         mtp = check_sidecar(str(path), hparams, theirs, _collect([*shards, sidecar], len(shards)))
@@ -146,12 +171,12 @@ def _attach_sidecar(shards: list[Shard], hparams: HParams, path: Path) -> Mtp:
     return mtp
 
 
-def _discover_sidecar(shards: list[Shard], hparams: HParams, mtp: Mtp, warnings: list[str]) -> Mtp:
+def _discover_sidecar(shards: list[Shard], hparams: HParams, mtp: Mtp, warnings: list[str], whole: bool) -> Mtp:
     """A sidecar beside the model, if one fits; one that does not fit leaves a warning."""
     folder = shards[0].path.parent
     for candidate in [*sorted(folder.glob("MTP/mtp-*.gguf")), *sorted(folder.glob("mtp-*.gguf"))]:
         try:
-            return _attach_sidecar(shards, hparams, candidate)
+            return _attach_sidecar(shards, hparams, candidate, whole)
         except ModelError as error:
             warnings.append(f"{candidate}: not used as MTP sidecar: {error}")
             mtp = Mtp(MtpStatus.INCOMPLETE, reason=str(error), path=str(candidate))

@@ -1,8 +1,9 @@
-"""Puts a model's weights where the CPU backend wants them: mapped from the file, or repacked into memory.
+"""Puts a model's weights where the backend wants them: mapped from the file or repacked into memory, or copied to a GPU.
 
 A matrix for which ggml has a faster interleaved layout is copied into it ("repacked") while loading; everything else
 stays in the memory map and costs memory only as far as it is used. The PLE table is never placed: `PleTable` reads its
-rows. Of ggml's extra buffer types only the repacking one is used, as the row kernels are exact there.
+rows. A GPU has everything in a buffer of its own, but for the token embedding, whose rows are looked up in the map, unless it
+is the output matrix too. Of ggml's extra buffer types only the repacking one is used, as the row kernels are exact there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from pyluce.native.ggml_backend import BackendBufferUsage
 from pyluce.native.structs import GGMLType
 from pyluce.native.tensors import TensorArena, tensor_set, tensor_struct
 from pyluce.weights.model_file import ModelFile, Progress
-from pyluce.weights.tensors import PLE_TABLE, TOKEN_EMBEDDING, TensorInfo
+from pyluce.weights.tensors import DRAFT_EMBEDDING, OUTPUT, PLE_TABLE, TOKEN_EMBEDDING, TensorInfo
+from pyluce.weights.upload import upload
 
 PROBE_ROWS: Final = 512
 """Columns of the product that ggml is asked about; a chunk of a prompt has about as many."""
@@ -32,10 +34,12 @@ class PlacementReport:
     repacked_bytes: int
     repacked_tensors: int
     ple_table_bytes: int
+    device_bytes: int = 0
+    device_tensors: int = 0
 
     @property
     def memory_bytes(self) -> int:
-        """What the weights take at most in memory."""
+        """What the weights take at most in the host's memory."""
         return self.mapped_bytes + self.repacked_bytes
 
 
@@ -77,16 +81,24 @@ class Weights:
 
 
 def place_weights(
-    model_file: ModelFile, backend: Backend, *, repack: bool = True, progress: Progress | None = None
+    model_file: ModelFile,
+    backend: Backend,
+    *,
+    repack: bool = True,
+    copy: bool | None = None,
+    progress: Progress | None = None,
 ) -> Weights:
     """Make a ggml tensor for every tensor of the trunk but the PLE table.
 
+    `repack` is for the CPU. `copy`: copy everything into one buffer of the backend; None: for a GPU.
     `progress` is told the stage `weights` with bytes done and in all, while matrices are copied. Raises `ModelError` if
     the file cannot be read, `NativeError` if memory cannot be had.
     """
+    if copy if copy is not None else not backend.is_cpu:
+        return _copied(model_file, backend, progress)
     wanted = [t for t in model_file.tensors.values() if t.name != PLE_TABLE]
-    repack_type = cpu_repack_buffer_type() if repack else None
-    repacked = [] if repack_type is None else _repackable(wanted, model_file, backend, repack_type)
+    n_used = model_file.hparams.n_expert_used
+    repack_type, repacked = repacked_tensors(wanted, n_used, backend) if repack else (None, [])
     names = {t.name for t in repacked}
     mapped = [t for t in wanted if t.name not in names]
 
@@ -126,6 +138,38 @@ def place_weights(
     return weights
 
 
+def device_tensors(model_file: ModelFile) -> list[TensorInfo]:
+    """What a GPU has of a model, in the order of the files."""
+    on_host = {PLE_TABLE, TOKEN_EMBEDDING} if OUTPUT in model_file.tensors else {PLE_TABLE}
+    return sorted((t for t in model_file.tensors.values() if t.name not in on_host), key=lambda t: (t.shard, t.offset))
+
+
+def _copied(model_file: ModelFile, backend: Backend, progress: Progress | None) -> Weights:
+    """Everything in one buffer of the device, streamed from the files."""
+    infos = device_tensors(model_file)
+    embedding, table = model_file.tensors[TOKEN_EMBEDDING], model_file.tensors.get(PLE_TABLE)
+    report = PlacementReport(
+        mapped_bytes=embedding.nbytes,
+        mapped_tensors=1,
+        repacked_bytes=0,
+        repacked_tensors=0,
+        ple_table_bytes=table.nbytes if table else 0,
+        device_bytes=sum(t.nbytes for t in infos),
+        device_tensors=len(infos),
+    )
+    arena = TensorArena.for_counts(len(infos))
+    weights = Weights({}, [arena], [], report)
+    try:
+        tensors = {t.name: arena.new_tensor(t.type_id, t.ne, t.name) for t in infos}
+        weights._buffers.append(BackendBuffer.for_arena(arena, backend.buffer_type, BackendBufferUsage.WEIGHTS))
+        upload(model_file, infos, tensors, backend, progress)
+        weights._tensors.update(tensors)
+    except BaseException:
+        weights.close()
+        raise
+    return weights
+
+
 def _copy(model_file: ModelFile, infos: list[TensorInfo], tensors: dict[str, int], progress: Progress | None) -> None:
     """Read each tensor whole and hand it to ggml, which lays it out anew.
 
@@ -140,19 +184,27 @@ def _copy(model_file: ModelFile, infos: list[TensorInfo], tensors: dict[str, int
             progress("weights", done, total)
 
 
-def _repackable(infos: list[TensorInfo], model_file: ModelFile, backend: Backend, repack_type: int) -> list[TensorInfo]:
-    """The matrices that ggml multiplies by in the repacked layout; asked once for each type and shape."""
+def repacked_tensors(
+    infos: list[TensorInfo], n_expert_used: int, backend: Backend
+) -> tuple[int | None, list[TensorInfo]]:
+    """The buffer type of the CPU's own layout (None: it has none), and the matrices that ggml multiplies by in it.
+
+    Asked once for each type and shape.
+    """
+    repack_type = cpu_repack_buffer_type()
+    if repack_type is None:
+        return None, []
     answers: dict[tuple[int, tuple[int, ...]], bool] = {}
     chosen = []
     for info in infos:
-        if info.name == TOKEN_EMBEDDING or len(info.ne) not in (2, 3):
+        if info.name in (TOKEN_EMBEDDING, DRAFT_EMBEDDING) or len(info.ne) not in (2, 3):
             continue
         key = (info.type_id, info.ne)
         if key not in answers:
-            answers[key] = _has_repacked_product(info, model_file.hparams.n_expert_used, backend, repack_type)
+            answers[key] = _has_repacked_product(info, n_expert_used, backend, repack_type)
         if answers[key]:
             chosen.append(info)
-    return chosen
+    return repack_type, chosen
 
 
 def _has_repacked_product(info: TensorInfo, n_used: int, backend: Backend, repack_type: int) -> bool:

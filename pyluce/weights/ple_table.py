@@ -1,6 +1,6 @@
 """The PLE table: tens of gigabytes of which a token needs a few rows, so it stays in the file.
 
-Rows are read with `pread`, never through the memory map: a page fault for each row would read ahead, evict other
+Rows are read with `preadv`, never through the memory map: a page fault for each row would read ahead, evict other
 pages and stall on every miss, and a truncated file would end the process instead of raising an error.
 """
 
@@ -73,25 +73,30 @@ class PleTable:
         return self._decode(raw, self.width)[position.reshape(-1)]
 
     def _gather_few(self, wanted: list[int]) -> npt.NDArray[np.float32]:
-        """`gather` for the rows of a decode step, where a numpy call costs as much as a read."""
-        distinct = sorted(set(wanted))
+        """`gather` for the rows of a decode step, where a numpy call costs as much as a read: each row to where it was asked for."""
+        places: dict[int, int] = {}
+        for place, row in enumerate(wanted):
+            places.setdefault(row, place)
+        distinct = sorted(places)
         if distinct[0] < 0 or distinct[-1] >= self.n_rows:
             bad = distinct[0] if distinct[0] < 0 else distinct[-1]
             raise IndexError(f"row of the PLE table: expected 0 to {self.n_rows - 1}, found {bad}")
-        raw = np.empty((len(distinct), self.row_bytes), np.uint8)
-        start = 0
-        for end in range(1, len(distinct) + 1):
-            if end == len(distinct) or distinct[end] != distinct[end - 1] + 1:
-                self._read_run(distinct[start], raw[start:end].reshape(-1))
+        size = self.row_bytes
+        raw = np.empty((len(wanted), size), np.uint8)
+        into = raw.reshape(-1).data
+        run: list[memoryview] = []
+        for row, following in zip(distinct, [*distinct[1:], -1], strict=True):
+            begin = places[row] * size
+            run.append(into[begin : begin + size])
+            if following != row + 1:
+                self._read_run(row + 1 - len(run), run)
+                run = []
                 self.reads += 1
-                start = end
         self.rows_requested += len(wanted)
         self.rows_read += len(distinct)
-        values = self._decode(raw, self.width)
-        if distinct == wanted:
-            return values
-        place = {row: i for i, row in enumerate(distinct)}
-        return values[[place[row] for row in wanted]]
+        if len(distinct) < len(wanted):
+            raw = raw[[places[row] for row in wanted]]
+        return self._decode(raw, self.width)
 
     def _read_all(self, rows: npt.NDArray[np.int64], raw: npt.NDArray[np.uint8]) -> int:
         """Fill `raw` [n, row_bytes] with the ascending `rows`; the work is split by the workers that really run."""
@@ -115,24 +120,26 @@ class PleTable:
     def _read_runs(self, rows: npt.NDArray[np.int64], raw: npt.NDArray[np.uint8], runs: list[tuple[int, int]]) -> None:
         """Read runs of neighbouring rows; `runs` are index ranges of `rows`."""
         for start, end in runs:
-            self._read_run(int(rows[start]), raw[start:end].reshape(-1))
+            self._read_run(int(rows[start]), [raw[start:end].reshape(-1).data])
 
-    def _read_run(self, row: int, out: npt.NDArray[np.uint8]) -> None:
-        done, offset = 0, self._offset + row * self.row_bytes
-        while done < out.size:
+    def _read_run(self, row: int, parts: list[memoryview]) -> None:
+        """Fill `parts` one after the other with the rows from `row` on."""
+        missing, offset = sum(map(len, parts)), self._offset + row * self.row_bytes
+        while True:
             try:
-                got = os.pread(self._fd, out.size - done, offset + done)
+                got = os.preadv(self._fd, parts, offset)
             except OSError as error:
                 message = f"{self._path}: row {row} of {PLE_TABLE} cannot be read: {error.strerror or error}"
                 raise ModelError(message) from error
+            missing -= got
+            if not missing:
+                return
+            offset += got
             if not got:
                 hint = "The file was truncated after it was opened: restore it and load the model again"
-                what = f"row {row + done // self.row_bytes} of {PLE_TABLE}"
-                refuse(
-                    self._path, what, expected=f"{out.size - done} bytes more", found="the end of the file", hint=hint
-                )
-            out[done : done + len(got)] = np.frombuffer(got, np.uint8)
-            done += len(got)
+                what = f"row {(offset - self._offset) // self.row_bytes} of {PLE_TABLE}"
+                refuse(self._path, what, expected=f"{missing} bytes more", found="the end of the file", hint=hint)
+            parts = _after(parts, got)
 
     def close(self) -> None:
         """Stop the readers and close the file. Idempotent."""
@@ -148,3 +155,11 @@ class PleTable:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+def _after(parts: list[memoryview], n_bytes: int) -> list[memoryview]:
+    """What is left of `parts` when their first bytes are full."""
+    while n_bytes >= len(parts[0]):
+        n_bytes -= len(parts[0])
+        parts = parts[1:]
+    return [parts[0][n_bytes:], *parts[1:]]

@@ -40,9 +40,12 @@ def shard_paths(path: Path) -> list[Path]:
 
 
 class Shard:
-    """One mapped GGUF file. Opening it reads the header only; `fd` stays open for reads of single rows."""
+    """One mapped GGUF file. Opening it reads the header only; `fd` stays open for reads of single rows.
 
-    def __init__(self, path: Path) -> None:
+    `whole` False: for looking at the header only; the file may end anywhere behind it.
+    """
+
+    def __init__(self, path: Path, *, whole: bool = True) -> None:
         self.path = path
         self._fd = -1
         self._map: mmap.mmap | None = None
@@ -53,7 +56,7 @@ class Shard:
             if self.size_bytes == 0:
                 refuse(path, "size", expected="a GGUF file", found="an empty file", hint="Download it again")
             self._map = mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ)
-            self.header: GgufHeader = read_header(self._map, str(path))
+            self.header: GgufHeader = read_header(self._map, str(path), whole=whole)
             self._bytes = np.frombuffer(self._map, np.uint8)
         except OSError as error:
             self.close()

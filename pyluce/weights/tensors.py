@@ -16,6 +16,9 @@ from pyluce.weights.hparams import HParams
 PLE_TABLE = "per_layer_token_embd.weight"
 TOKEN_EMBEDDING = "token_embd.weight"
 OUTPUT = "output.weight"
+DRAFT_EMBEDDING = "nextn.token_embd.weight"
+DRAFT_OUTPUT = "nextn.output.weight"
+"""What a draft head brings of its own, under the names that it is placed under."""
 
 
 class Role(Enum):

@@ -72,6 +72,17 @@ def test_nothing_usable_exits_with_1_and_the_command_that_helps(
     assert message in capsys.readouterr().out
 
 
+def test_a_gpu_goes_by_the_name_that_device_takes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpu = {**DEVICE, "name": "CUDA0", "description": "A GPU", "kind": "gpu", "device": "cuda:0"}
+    gpu["architecture"] = "compute capability 9.0"
+    use(monkeypatch, BackendState("cuda", True, None, {**RESULT, "devices": [gpu]}))
+    assert main(["doctor"]) == 0
+    expected = "device: cuda:0 (cuda), A GPU, compute capability 9.0, gpu, 3.0 of 4.0 GiB free"
+    assert expected in capsys.readouterr().out
+
+
 def test_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     use(monkeypatch, BackendState("cpu", True, None, RESULT))
     assert main(["doctor", "--json"]) == 0

@@ -178,7 +178,7 @@ def test_tokenize_and_detokenize(luce: Luce) -> None:
         ({"threads": 0}, "threads"),
         ({"kv_type": "q8_0"}, "kv_type: expected f16 or f32, found 'q8_0'"),
         ({"chunk": 100}, "chunk: expected a multiple of 16, found 100"),
-        ({"chunk": 0}, "chunk"),
+        ({"chunk": -16}, "chunk"),
     ],
 )
 def test_bad_load_options_are_refused_by_name(options: dict[str, Any], message: str) -> None:

@@ -259,3 +259,20 @@ def test_the_interpreter_ends_cleanly_with_a_live_model(tiny_model: Path, body: 
     program = f"from pyluce import Luce\npath = {str(tiny_model)!r}\n{body}\n"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_greedy_with_biases_chooses_what_the_chain_chooses() -> None:
+    rng = np.random.default_rng(5)
+    biases = {3: 0.3, 40: -100.0, 7: 100.0, 8: 1e-3, 11: 0.0}
+    for _ in range(200):
+        logits = rng.integers(-3, 4, 64).astype(np.float32) * np.float32(0.1)  # many ties
+        some = {token: bias for token, bias in biases.items() if rng.random() < 0.5} or {2: 0.1}
+        chain = SamplerChain(64)
+        chain.add("logit_bias", some)
+        chain.add("greedy")
+        before = logits.copy()
+        params = SamplingParams(temperature=0.0, logit_bias=some)
+        greedy = make_sampler(params, [1], 0, 64, lambda: pytest.fail("no chain is needed"))
+        assert greedy.sample(logits) == chain.sample(logits)
+        assert np.array_equal(logits, before)
+        chain.close()

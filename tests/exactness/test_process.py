@@ -11,10 +11,14 @@ from pathlib import Path
 import pytest
 
 from tests.exactness.case import Case
+from tests.support.device import ON_GPU
 from tests.support.runs import Solo, open_runner, solo
 
 ROOT = Path(__file__).resolve().parents[2]
 N_TOKENS = 6
+OTHER_ARITHMETIC: dict[str, object] = {"debug_fault": "cut_variant"}
+if not ON_GPU:
+    OTHER_ARITHMETIC = {"debug_fault": "thread_variant", "n_threads": 2}
 
 
 def solo_elsewhere(case: Case, prompt: list[int], tmp_path: Path, **options: object) -> dict[str, list[object]]:
@@ -41,6 +45,6 @@ def test_fresh_processes_agree(case: Case, tmp_path: Path) -> None:
 def test_control_another_arithmetic_shows(control_case: Case, tmp_path: Path) -> None:
     prompt = control_case.prompt(70)
     here = solo_here(control_case, prompt)
-    found = solo_elsewhere(control_case, prompt, tmp_path, debug_fault="thread_variant", n_threads=2)
+    found = solo_elsewhere(control_case, prompt, tmp_path, **OTHER_ARITHMETIC)
     with pytest.raises(AssertionError):
         assert found["hashes"] == here.hashes

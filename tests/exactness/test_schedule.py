@@ -9,6 +9,7 @@ import pytest
 from tests.exactness import checks_schedule as checks
 from tests.exactness.case import Case
 from tests.support.compare import BytesDiffer
+from tests.support.device import only_cpu
 
 
 @pytest.mark.parametrize("length", (20, 70, 300))
@@ -39,10 +40,12 @@ def test_mixed_steps_equal_each_alone(case: Case) -> None:
     checks.check_mixed_steps(case)
 
 
+@only_cpu
 def test_two_threads_equal_one(case: Case) -> None:
     checks.check_threads(case)
 
 
+@only_cpu
 @pytest.mark.parametrize("weight_type", ("Q8_0", "Q4_K", "IQ4_NL"))
 def test_weights_as_stored_in_the_file(case_of: Callable[[str], Case], weight_type: str) -> None:
     """Without repacked weights other kernels run; they must be just as independent of the schedule."""
@@ -74,6 +77,7 @@ def test_control_mixed_steps(control_case: Case) -> None:
         checks.check_mixed_steps(control_case, debug_fault="batch_variant")
 
 
+@only_cpu
 def test_control_threads(control_case: Case) -> None:
     with pytest.raises(BytesDiffer):
         checks.check_threads(control_case, debug_fault="thread_variant")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.serving.exact import Alone
-from tests.support.models import SEED, TEST_SHAPE, ModelCache, model_cache
+from tests.support.models import SEED, TEST_SHAPE, ModelCache, luce_tiny_path, model_cache
 from tests.support.real_model import require_libraries
 
 SERVING_SHAPE = replace(TEST_SHAPE, n_embd=128, n_head=2, n_ff_exp=64, n_ff_shexp=64, hc_low_rank=32)
@@ -22,8 +22,28 @@ def serving_model(model_cache: ModelCache) -> Path:
 
 
 @pytest.fixture(scope="session")
+def drafting_model(model_cache: ModelCache) -> Path:
+    """The same shape with a draft head, as random as the rest: what it drafts is nearly always wrong."""
+    require_libraries()
+    return model_cache.write("serving-mtp-F32.gguf", replace(SERVING_SHAPE, mtp=True), SEED)
+
+
+@pytest.fixture(scope="session")
+def luce_tiny() -> Path:
+    """The trained model, whose head drafts well."""
+    require_libraries()
+    return luce_tiny_path()
+
+
+@pytest.fixture(scope="session")
+def alone_undrafted(drafting_model: Path) -> Alone:
+    """What each request gets alone, with speculation off."""
+    return Alone(drafting_model)
+
+
+@pytest.fixture(scope="session")
 def alone(serving_model: Path) -> Alone:
     return Alone(serving_model)
 
 
-__all__ = ["alone", "model_cache", "serving_model"]
+__all__ = ["alone", "alone_undrafted", "drafting_model", "luce_tiny", "model_cache", "serving_model"]

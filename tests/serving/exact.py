@@ -13,6 +13,8 @@ import numpy as np
 
 from pyluce.engine import BatchCore, EngineStats, GenerationRequest, Resources, SamplingParams, Ticket
 from pyluce.native.sampler import SamplerChain
+from pyluce.spec import SpecOptions
+from pyluce.spec.speculator import Speculator
 from tests.support.desk import Answer, read
 from tests.support.runs import open_runner, prompt_tokens
 
@@ -76,6 +78,7 @@ class Outcome:
 class Run:
     """A core on the real trunk, stepped by the test.
 
+    `spec`: how it speculates; `rig` is given the runner before anything runs.
     `poison`: what no sequence holds is filled with NaN whenever one leaves. `share`: the prompts' share of time, None draws it.
     """
 
@@ -86,6 +89,9 @@ class Run:
     poison: bool = True
     share: float | None = None
     n_ctx: int = N_CTX
+    n_vocab: int = VOCAB
+    spec: SpecOptions = field(default_factory=lambda: SpecOptions(width=1))
+    rig: Callable[[Any], None] | None = None
     _widest: int = 0
     _mid_block: int = 0
     _messages: dict[int, list[object]] = field(default_factory=dict)
@@ -136,10 +142,13 @@ class Run:
 
     @contextmanager
     def _open(self, rng: np.random.Generator) -> Iterator[tuple[BatchCore[Any], Any]]:
-        options = {"n_ctx": self.n_ctx, "n_slots": self.n_slots, "chunk_tokens": CHUNK, "max_rollback": 0}
+        options: dict[str, Any] = {"n_ctx": self.n_ctx, "n_slots": self.n_slots, "chunk_tokens": CHUNK}
+        options |= {"max_rollback": self.spec.max_drafts, "mtp": self.spec.enabled and "mtp" in self.spec.sources}
         with open_runner(self.model, debug_fault=self.fault, **options) as runner:
             self._watch(runner)
-            chain: Callable[[], SamplerChain] = functools.partial(SamplerChain, VOCAB)
+            if self.rig is not None:
+                self.rig(runner)
+            chain: Callable[[], SamplerChain] = functools.partial(SamplerChain, self.n_vocab)
             resources = Resources(runner, Bytes(), chain, self.n_ctx, CHUNK)
             drawn = float(rng.choice([0.2, 0.5, 1.0]))
             yield (
@@ -149,6 +158,7 @@ class Run:
                     n_slots=self.n_slots,
                     max_queue=1000,
                     prefill_share=drawn if self.share is None else self.share,
+                    speculator=Speculator(self.spec, Clock(rng)) if self.spec.enabled else None,
                     clock=Clock(rng),
                 ),
                 runner,

@@ -15,6 +15,7 @@ from pyluce.engine import Outcome as End
 from pyluce.luce import Luce
 from tests.serving.exact import Alone, Outcome, Run, make_request, request_pool
 from tests.support.desk import Answer
+from tests.support.device import LOAD_OPTIONS
 
 SLOTS = (1, 2, 3, 4, 8, 16)
 SHORT = (20, 33, 61, 64, 70, 128, 129)
@@ -116,7 +117,7 @@ def test_control_state_of_the_one_before_is_seen(serving_model: Path, alone: Alo
 
 def test_threads_and_real_time_through_the_library(serving_model: Path) -> None:
     """The whole stack: eight slots, sixteen callers who come when they like, against one slot and one caller."""
-    options: dict[str, Any] = {"threads": 1, "max_ctx": 512, "chunk": 64}
+    options: dict[str, Any] = {**LOAD_OPTIONS, "max_ctx": 512, "chunk": 64}
     asked = [{"tokens": make_request(20 + 17 * number).prompt, "max_tokens": 12} for number in range(16)]
 
     def result(luce: Luce, number: int) -> tuple[object, ...]:

@@ -12,11 +12,12 @@ import pytest
 from pyluce import Luce
 from pyluce.engine import GenerationRequest
 from pyluce.luce import Completion
+from tests.support.device import LOAD_OPTIONS
 from tests.support.models import model_cache  # noqa: F401
 from tests.support.real_model import tiny_model  # noqa: F401
 
 VOCAB = 288
-OPTIONS: dict[str, Any] = {"max_ctx": 512, "threads": 1, "chunk": 64}
+OPTIONS: dict[str, Any] = {**LOAD_OPTIONS, "max_ctx": 512, "chunk": 64}
 
 
 def prompt(n: int, seed: int = 0) -> tuple[int, ...]:

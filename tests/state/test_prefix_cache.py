@@ -84,6 +84,25 @@ def test_an_entry_that_a_live_sequence_came_from_stays() -> None:
         cache.release(pinned)
 
 
+def test_prompts_that_only_look_alike_do_not_protect_each_other() -> None:
+    allocator, cache = PageAllocator(64), PrefixCache(PAGE_BYTES, 2 * (PAGE_BYTES + OWN))
+    for n in range(1, 9):
+        assert cache.insert(snapshot(allocator, list(range(n))))
+    assert cache.stats().entries == 2 and cache.find(list(range(9)), {8}) is not None
+
+
+def test_the_deepest_point_takes_the_place_of_what_it_extends() -> None:
+    allocator, cache = PageAllocator(64), PrefixCache(PAGE_BYTES, 3 * (PAGE_BYTES + OWN))
+    for n in range(1, 9):
+        assert cache.insert(snapshot(allocator, list(range(n)), cuts=tuple(range(1, n))))
+    assert cache.find(list(range(9)), set(range(1, 9))).snapshot.length == 8  # type: ignore[union-attr]
+    pinned = cache.find([0, 1, 2, 3, 4, 5, 6, 99], set(range(1, 9)))
+    assert pinned is not None and pinned.snapshot.length == 7
+    for n in range(9, 12):
+        assert cache.insert(snapshot(allocator, list(range(n)), cuts=tuple(range(1, n))))
+        assert pinned in cache.entries()
+
+
 def test_what_does_not_fit_is_refused_and_let_go() -> None:
     allocator, cache = PageAllocator(64), PrefixCache(PAGE_BYTES, PAGE_BYTES)
     free = allocator.n_free

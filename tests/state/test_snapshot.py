@@ -10,6 +10,7 @@ import pytest
 
 from pyluce.graph import RunnerOptions, TrunkRunner
 from pyluce.state import SequenceState
+from tests.support.device import DEVICE
 from tests.support.models import ModelCache, model_cache  # noqa: F401
 from tests.support.real_model import require_libraries
 
@@ -19,7 +20,7 @@ LENGTHS = (1, 3, 40, 63, 64, 65, 130)
 @pytest.fixture(scope="module", params=["F32", "Q4_K"])
 def runner(request: pytest.FixtureRequest, model_cache: ModelCache) -> Iterator[TrunkRunner]:  # noqa: F811
     require_libraries()
-    options = RunnerOptions(n_ctx=256, n_slots=3, chunk_tokens=64, max_rollback=4)
+    options = RunnerOptions(n_ctx=256, n_slots=3, chunk_tokens=64, max_rollback=4, device=DEVICE)
     with TrunkRunner(model_cache.tiny(request.param), options) as runner:
         yield runner
 

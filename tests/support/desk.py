@@ -20,6 +20,8 @@ from pyluce.engine import (
     generate,
 )
 from pyluce.engine.protocols import Logits, TokenTable
+from pyluce.spec import SpecOptions
+from pyluce.spec.speculator import Speculator
 from pyluce.text import Tokenizer
 from tests.support.fake_runner import FakeRunner, FakeState, NumpyChain
 from tests.support.fake_vocabulary import FakeVocabulary
@@ -77,7 +79,8 @@ class DeskRunner(FakeRunner):
 
     def decode(self, rows: Sequence[tuple[FakeState, int]]) -> Logits:
         states = [state for state, _ in rows]
-        assert len({id(state) for state in states}) == len(states)
+        groups = [state for state, _ in itertools.groupby(states, key=lambda state: self.number[id(state)])]
+        assert len(set(groups)) == len(groups), "rows of one sequence do not stand together"
         self.log.append(("decode", tuple(self.number[id(state)] for state in states)))
         self._clock.now += self.row_s
         self.fail("decode", states)
@@ -160,6 +163,7 @@ class Desk:
         tokens: TokenTable | None = None,
         new_chain: Callable[[], Any] = NumpyChain,
         n_ctx: int = N_CTX,
+        spec: SpecOptions | None = None,
         **runner: Any,
     ) -> None:
         self.clock = Clock()
@@ -171,6 +175,7 @@ class Desk:
             n_slots=n_slots,
             max_queue=max_queue,
             prefill_share=share,
+            speculator=Speculator(spec, self.clock) if spec is not None else None,
             clock=self.clock,
         )
         self.tickets: list[Ticket] = []

@@ -25,6 +25,12 @@ class FakeState:
     def length(self) -> int:
         return len(self.tokens)
 
+    def rollback(self, count: int) -> None:
+        assert not self.freed
+        assert 0 < count < len(self.tokens)
+        del self.tokens[-count:]
+        self._runner.calls.append(("rollback", count))
+
     def free(self) -> None:
         assert not self.freed, "a sequence was freed twice"
         self.freed = True
@@ -35,7 +41,10 @@ class FakeRunner:
     """Deterministic logits from a hash of the token prefix; counts what it is asked; checks its thread and its slots.
 
     `script` maps the number of tokens so far to a token that must win there; `damage` maps it to a function that spoils the row.
+    `guess` drafts: the tokens so far, with the next one, and how many are wanted.
     """
+
+    graphs_built = 0
 
     def __init__(
         self,
@@ -44,6 +53,7 @@ class FakeRunner:
         n_slots: int = 1,
         script: Callable[[list[int]], int | None] | None = None,
         damage: Callable[[list[int], Logits], None] | None = None,
+        guess: Callable[[list[int], int], list[int]] | None = None,
     ) -> None:
         self.vocab_size = vocab_size
         self.n_slots = n_slots
@@ -52,6 +62,7 @@ class FakeRunner:
         self.closed = False
         self._script = script
         self._damage = damage
+        self._guess = guess
         self._thread = threading.get_ident()
 
     @property
@@ -99,6 +110,13 @@ class FakeRunner:
             state.tokens.append(token)
             logits.append(self._row(state.tokens))
         return np.stack(logits)
+
+    def draft(self, requests: Sequence[tuple[FakeState, int, int]]) -> list[list[int]]:
+        self._check()
+        assert self._guess is not None
+        drafts = [self._guess([*state.tokens, token], count) for state, token, count in requests]
+        assert [len(mine) for mine in drafts] == [count for _, _, count in requests]
+        return drafts
 
     def close(self) -> None:
         self._check()

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.dequantise import dequantise_gguf
 from tools.synth import TINY, Shape, write_model
 
 WEIGHT_TYPES = ("F32", "F16", "Q8_0", "Q4_K", "IQ4_NL")
@@ -74,6 +73,8 @@ class ModelCache:
         """luce-tiny with every weight widened to F32, as the reference computes it."""
         path = self._folder / "luce-tiny-f32.gguf"
         if not path.exists():
+            from tests.support.dequantise import dequantise_gguf
+
             dequantise_gguf(luce_tiny_path(), path)
         return path
 

@@ -9,13 +9,14 @@ import pytest
 
 from pyluce.native import NativeError
 from pyluce.native.library import find_directory
+from tests.support.device import BACKEND
 from tests.support.models import ModelCache
 
 
 def require_libraries() -> None:
     """Fail, or skip where that was asked for, when the native libraries are not built."""
     try:
-        find_directory("cpu")
+        find_directory(BACKEND)
     except NativeError as error:
         if os.environ.get("LUCE_TESTS_WITHOUT_LIBRARY") == "1":
             pytest.skip(str(error))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tests.support.compare import row_hashes
+from tests.support.device import DEVICE
 
 if TYPE_CHECKING:
     from pyluce.graph import TrunkRunner
@@ -24,7 +25,14 @@ def open_runner(model: Path, **options: object) -> Iterator[TrunkRunner]:
     """A runner on `model` with one thread unless told otherwise; RunnerOptions by keyword; closed at the end."""
     from pyluce.graph import RunnerOptions, TrunkRunner
 
-    settings: dict[str, object] = {"n_ctx": 1024, "n_slots": 1, "n_threads": 1, "kv_type": "f16", "max_rollback": 8}
+    settings: dict[str, object] = {
+        "n_ctx": 1024,
+        "n_slots": 1,
+        "n_threads": 1,
+        "kv_type": "f16",
+        "max_rollback": 8,
+        "device": DEVICE,
+    }
     runner = TrunkRunner(model, RunnerOptions(**{**settings, **options}))
     try:
         yield runner

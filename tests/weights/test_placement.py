@@ -16,7 +16,8 @@ from pyluce.native.backend import Backend, GraphAllocator, cpu_repack_buffer_typ
 from pyluce.native.quants import dequantize
 from pyluce.native.structs import GGMLType
 from pyluce.native.tensors import Graph, TensorArena, tensor_get, tensor_set, tensor_struct
-from pyluce.weights import ModelError, ModelFile, open_model, place_weights
+from pyluce.weights import ModelError, ModelFile, open_model, place_weights, upload
+from pyluce.weights.placement import device_tensors
 from pyluce.weights.tensors import PLE_TABLE
 from tests.weights.conftest import make_draft
 from tools.synth import MICRO, Shape, write_model
@@ -195,3 +196,40 @@ def test_placing_touches_neither_the_table_nor_the_map(folder: Path) -> None:
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     table_bytes, mapped, _ = map(int, output.split())
     assert table_bytes > 8 << 20 and mapped < 1 << 20
+
+
+@pytest.mark.parametrize("piece_bytes", [1000, 1 << 20])
+@pytest.mark.parametrize("tied", [False, True])
+def test_copied_to_a_device_every_tensor_has_the_bytes_of_the_file(
+    folder: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch, tied: bool, piece_bytes: int
+) -> None:
+    calls: list[tuple[str, int, int]] = []
+    monkeypatch.setattr(upload, "PIECE_BYTES", piece_bytes)
+    with open_model(model_path(folder, "Q4_K")) as model:
+        if tied:
+            del model.tensors["output.weight"]
+        with place_weights(model, backend, copy=True, progress=lambda *call: calls.append(call)) as weights:
+            report = weights.report()
+            names = {t.name for t in device_tensors(model)}
+            assert ("token_embd.weight" in names) == tied and PLE_TABLE not in names
+            assert set(model.tensors) - names == {PLE_TABLE} | (set() if tied else {"token_embd.weight"})
+            for name in names:
+                info, tensor = model.tensors[name], weights.tensor(name)
+                assert not is_mapped(model, tensor, info)
+                assert np.array_equal(tensor_get(tensor, np.uint8, info.nbytes), model.read(info)), name
+            assert report.device_bytes == sum(model.tensors[n].nbytes for n in names) == calls[-1][1] == calls[-1][2]
+            assert report.device_tensors == len(names) and report.mapped_tensors == 1
+            assert len(calls) == sum(-(-model.tensors[n].nbytes // piece_bytes) for n in names)
+
+
+def test_an_upload_that_is_interrupted_frees_its_memory(folder: Path, backend: Backend) -> None:
+    def interrupt(stage: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with open_model(model_path(folder, "Q4_K")) as model:
+        with pytest.raises(KeyboardInterrupt):
+            place_weights(model, backend, copy=True, progress=interrupt)
+        info = model.tensors["output.weight"]
+        model.tensors["output.weight"] = replace(info, offset=info.offset + (1 << 40))
+        with pytest.raises(ModelError, match="truncated"):
+            place_weights(model, backend, copy=True)

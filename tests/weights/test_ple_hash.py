@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyluce.weights import PleParams, ple_row_ids
+from pyluce.weights import PleParams, ple_row_ids, ple_window_row_ids
 
 EOS = 2
 
@@ -160,3 +160,14 @@ def test_a_cut_anywhere_changes_nothing(case: tuple[PleParams, list[int], list[i
     head, tail = tokens[:cut], tokens[cut:]
     parts = [ple_row_ids(p, head, previous), ple_row_ids(p, tail, [*previous, *head])]
     assert np.array_equal(np.concatenate(parts), whole)
+
+
+@pytest.mark.parametrize("count", [1, 3, 12, 13, 40])
+def test_windows_of_any_sequences_give_the_rows_of_each_alone(count: int) -> None:
+    rng = np.random.default_rng(count)
+    p = params(multipliers=(11, (1 << 64) - 59, 1 << 63, 29), sizes=(101, 103, 107), offsets=(0, 101, 204))
+    sequences = [rng.integers(0, 6, 4).tolist() for _ in range(count)]  # EOS among them
+    lengths = [int(n) for n in rng.integers(1, 5, count)]
+    windows = [[-1] * (4 - n) + tokens[:n] for tokens, n in zip(sequences, lengths, strict=True)]
+    alone = [ple_row_ids(p, tokens[:n])[-1] for tokens, n in zip(sequences, lengths, strict=True)]
+    assert ple_window_row_ids(p, windows).tolist() == np.array(alone).tolist()

@@ -183,3 +183,19 @@ def test_the_table_is_not_in_memory(large_path: Path) -> None:
     assert table_bytes > 8 << 20
     assert mapped < 1 << 20, "the map of the file"
     assert growth < table_bytes // 2, "the process"
+
+
+def test_short_reads_are_continued(large_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = [40, 12, 11, 10, 13, 40]
+    with open_model(large_path) as model, PleTable(model) as table:
+        whole = table.gather(wanted)
+        real, calls = os.preadv, []
+
+        def short(fd: int, parts: list[memoryview], offset: int) -> int:
+            calls.append(offset)
+            return real(fd, [parts[0][:7]], offset) if len(calls) % 3 else real(fd, parts, offset)
+
+        monkeypatch.setattr(os, "preadv", short)
+        assert np.array_equal(table.gather(wanted), whole)
+        assert len(calls) > 2
+        assert (table.rows_requested, table.rows_read, table.reads) == (12, 10, 4)

@@ -15,9 +15,11 @@ from pyluce.server.context import AppContext, get_context
 from pyluce.server.errors import ApiError
 from pyluce.server.health import judge
 from pyluce.server.jsontext import JsonResponse
+from pyluce.server.memory import to_plain
 from pyluce.server.metrics import CONTENT_TYPE
 from pyluce.server.page import page_response
-from pyluce.server.props import props, to_plain
+from pyluce.server.props import props
+from pyluce.server.schemas.props import Props
 from pyluce.server.sse import EventStreamResponse, frame
 
 router = APIRouter()
@@ -41,7 +43,7 @@ async def get_liveness() -> Response:
     return JsonResponse({"status": "ok"})
 
 
-@router.get("/props", tags=["server"])
+@router.get("/props", tags=["server"], response_model=Props)
 async def get_props(request: Request) -> Response:
     """How the server runs."""
     return JsonResponse(props(get_context(request)))

@@ -1,4 +1,7 @@
-"""The luce ops in numpy and float64, written from their formulas, not from the kernels. Arrays in numpy order [T, ...]."""
+"""The luce ops in numpy and float64, written from their formulas, not from the kernels: what tests and self-test compare with.
+
+Arrays in numpy order [T, ...].
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ def silu(x: Array) -> Array:
 
 
 def rms(x: Array, gain: Array) -> Array:
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS) * gain
+    return np.asarray(x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS) * gain)
 
 
 def stream_rms(x: Array, gain: Array, n_stream: int) -> Array:
@@ -79,13 +82,12 @@ def select(q: Array, pooled: Array, position: int, ratio: int, n_top: int) -> li
 
 def attend(q: Array, k: Array, v: Array, gate: Array, cells: list[int], scale: float) -> Array:
     """q, gate [heads, D], k and v [tokens, kv_heads, D] -> [heads, D] over the tokens `cells`."""
-    heads, n_kv = q.shape[0], k.shape[1]
-    out = np.empty_like(q)
-    for head in range(heads):
-        kv = head // (heads // n_kv)
-        scores = k[cells, kv] @ q[head] * scale
-        weights = np.exp(scores - scores.max())
-        out[head] = (weights / weights.sum()) @ v[cells, kv]
+    n_kv, out = k.shape[1], np.empty_like(q)
+    keys, values = k[cells], v[cells]
+    for kv, group in enumerate(np.split(np.arange(len(q)), n_kv)):
+        scores = q[group] @ keys[:, kv].T * scale
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        out[group] = weights / weights.sum(-1, keepdims=True) @ values[:, kv]
     return out * sigmoid(gate)
 
 
@@ -111,7 +113,7 @@ def ple(
     taps = conv.shape[0]
     padded = np.concatenate([np.zeros(((taps - 1) * dilation, width)), normed])
     mixed = sum(padded[k * dilation : k * dilation + t] * conv[k] for k in range(taps))
-    return residual + gated + silu(mixed)
+    return np.asarray(residual + gated + silu(mixed))
 
 
 def moe(picks: Array, logits: Array, ids: Array, shared: Array, gate: Array) -> Array:
@@ -120,4 +122,4 @@ def moe(picks: Array, logits: Array, ids: Array, shared: Array, gate: Array) -> 
     p /= p.sum(-1, keepdims=True)
     w = np.take_along_axis(p, ids, -1)
     w /= np.maximum(w.sum(-1, keepdims=True), 2.0**-14)
-    return (picks * w[:, :, None]).sum(1) + shared * sigmoid(gate)
+    return np.asarray((picks * w[:, :, None]).sum(1) + shared * sigmoid(gate))

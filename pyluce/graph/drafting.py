@@ -1,0 +1,118 @@
+"""Drafts tokens with the model's own head, for many sequences at once: draft graphs, kept and replayed."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pyluce.graph.layers import MtpWeights
+from pyluce.graph.mtp import DraftGraph, DraftKey
+from pyluce.graph.mtp_inputs import DraftRequest, MtpInputWriter
+from pyluce.native.backend import Backend, GraphAllocator
+from pyluce.native.luce import Fault
+from pyluce.native.tensors import tensor_get
+from pyluce.state.pages import pages_for
+from pyluce.state.pool import StatePool
+from pyluce.weights import HParams
+
+MAX_DRAFTS: Final = 7
+RETAINED_DRAFT_GRAPHS: Final = 16
+SMALLEST_PAGES: Final = 16
+
+
+class Drafter:
+    """The draft graphs of a runner. `n_built` counts them: a step that built one says nothing about what a step costs."""
+
+    def __init__(
+        self,
+        hparams: HParams,
+        weights: MtpWeights,
+        pool: StatePool,
+        backend: Backend,
+        inputs: MtpInputWriter,
+        fault: Fault,
+        keep_logits: bool = False,
+    ) -> None:
+        self._hparams = hparams
+        self._weights = weights
+        self._pool = pool
+        self._backend = backend
+        self._inputs = inputs
+        self._fault = fault
+        self._keep_logits = keep_logits
+        self._allocator = GraphAllocator(backend)
+        self._graphs: OrderedDict[DraftKey, DraftGraph] = OrderedDict()
+        self.n_built = 0
+        self.last_logits: list[npt.NDArray[np.float32]] = []  # [n_steps] of [n_seqs, n_vocab], with keep_logits
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+        """For each (sequence, its next token, how many drafts): tokens that may follow that one.
+
+        The sequences' lengths do not change; what they write is written again by the rows that verify the drafts.
+        """
+        wanted = list(requests)
+        for state, token, count in wanted:
+            if not 1 <= count <= MAX_DRAFTS:
+                raise ValueError(f"expected 1 to {MAX_DRAFTS} drafts a sequence, found {count}")
+            if not state.length:
+                raise ValueError("expected a sequence with tokens to draft for, found an empty one")
+            if not 0 <= token < self._hparams.n_vocab:
+                raise ValueError(f"expected a token id below {self._hparams.n_vocab}, found {token}")
+        if len({state.slot for state, _, _ in wanted}) != len(wanted):
+            raise ValueError("expected every sequence once")
+        if not wanted:
+            return []
+        for state, _, count in wanted:
+            state.prepare_draft(count)
+        n_steps = max(count for _, _, count in wanted)
+        furthest = max(state.length + count for state, _, count in wanted)
+        graph = self._graph(DraftKey(len(wanted), n_steps, self._pages(furthest)))
+        self._inputs.write_draft(graph, wanted)
+        graph.compute(self._backend)
+        ids = [tensor_get(tensor, np.int32, len(wanted)) for tensor in graph.drafts]
+        if self._keep_logits:
+            shape = (len(wanted), self._hparams.n_vocab)
+            self.last_logits = [tensor_get(tensor, np.float32, shape) for tensor in graph.logits]
+        return [[int(ids[j][i]) for j in range(count)] for i, (_, _, count) in enumerate(wanted)]
+
+    def _pages(self, n_tokens: int) -> int:
+        """Bound on the pages that a row sees: a power of two, so that few graphs serve all lengths."""
+        n_pages = SMALLEST_PAGES
+        while n_pages < pages_for(n_tokens):
+            n_pages *= 2
+        return min(n_pages, self._pool.pages_per_slot)
+
+    def _graph(self, key: DraftKey) -> DraftGraph:
+        graph = self._graphs.get(key)
+        if graph is None:
+            graph = DraftGraph(key, self._hparams, self._weights, self._pool, self._fault, self._keep_logits)
+            self._graphs[key] = graph
+            self.n_built += 1
+            while len(self._graphs) > RETAINED_DRAFT_GRAPHS:
+                self._drop(next(iter(self._graphs)))
+            epoch = self._allocator.epoch
+            self._allocator.alloc(graph.graph)
+            if self._allocator.epoch != epoch:
+                for other in [k for k in self._graphs if k != key]:
+                    self._drop(other)
+        self._graphs.move_to_end(key)
+        return graph
+
+    def _drop(self, key: DraftKey) -> None:
+        graph = self._graphs.pop(key)
+        self._inputs.forget(graph)
+        graph.close()
+
+    def report(self) -> dict[str, int]:
+        """Graph memory in bytes, graphs kept."""
+        return {"graph_bytes": self._allocator.n_bytes, "graphs": len(self._graphs)}
+
+    def close(self) -> None:
+        """Free the graphs. Idempotent."""
+        for key in list(self._graphs):
+            self._drop(key)
+        self._allocator.close()

@@ -1,0 +1,104 @@
+"""The plan that loading a model follows: its header, the options of the load, the memory that is free at this moment."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pyluce.graph.options import RunnerOptions
+from pyluce.memory.facts import ModelFacts, facts_of
+from pyluce.memory.machine import DeviceMemory, Machine, MemoryKind
+from pyluce.memory.meter import Meter
+from pyluce.memory.planner import MemoryPlan, Request, make_plan
+from pyluce.native import ggml_backend as api
+from pyluce.native.devices import device_memory, find_device
+from pyluce.native.ggml_backend import BackendDevType
+from pyluce.options import DEFAULT_MAX_CTX, LoadOptions, available_cpus
+from pyluce.speculation import NO_SPECULATION, Speculation, choose_speculation
+from pyluce.state import memory as system
+from pyluce.weights.model_file import ModelFile, open_model
+
+
+def choose_context(max_ctx: int | None, n_ctx_train: int) -> int:
+    """The context size in tokens: what was asked for, else the default, never more than the model was trained for by default."""
+    if max_ctx is not None:
+        return max_ctx
+    return min(DEFAULT_MAX_CTX, n_ctx_train) if n_ctx_train > 0 else DEFAULT_MAX_CTX
+
+
+def load_request(facts: ModelFacts, options: LoadOptions, speculation: Speculation = NO_SPECULATION) -> Request:
+    """What loading with these options asks of the memory."""
+    kept = options.prefix_cache_mib
+    return Request(
+        n_ctx=choose_context(options.max_ctx, facts.hparams.n_ctx_train),
+        n_slots=options.max_concurrency,
+        kv_type=options.kv_type,
+        chunk=options.chunk,
+        prefix_cache_bytes=None if kept is None else kept << 20,
+        max_rollback=speculation.options.max_drafts,
+        mtp=speculation.uses_head,
+    )
+
+
+def this_machine(device: str) -> Machine:
+    """The memory of a device of this machine that is free now. Raises NativeError when there is no such device."""
+    host = system.available_bytes()
+    if device == "cpu":
+        return Machine(DeviceMemory("cpu", MemoryKind.CPU, host), host)
+    free, _ = device_memory(device)
+    integrated = api.ggml_backend_dev_type(find_device(device)) == BackendDevType.IGPU
+    kind = MemoryKind.UNIFIED if integrated else MemoryKind.DISCRETE
+    return Machine(DeviceMemory(device, kind, free), host)
+
+
+def open_meter(facts: ModelFacts, options: LoadOptions, *, here: bool = True) -> Meter:
+    """The meter for a load with these options; `here` False: the device is not in this machine, the CPU's alignment stands for its own."""
+    on_cpu = options.device == "cpu"
+    return Meter(
+        facts,
+        on_cpu=on_cpu,
+        repack=options.repack,
+        n_threads=cpu_threads(options),
+        buffer_type=api.ggml_backend_dev_buffer_type(find_device(options.device)) if here and not on_cpu else 0,
+    )
+
+
+def read_load(path: str | os.PathLike[str], options: LoadOptions) -> tuple[ModelFacts, Speculation]:
+    """What loading the model at `path` would load, from the headers of its files: the draft head is part of the facts if it is used.
+
+    Raises ModelError, OptionError.
+    """
+    with open_model(path, draft=options.draft, whole=False) as file:
+        speculation = choose_speculation(file, options)
+        if speculation.uses_head:
+            file.attach_draft(embedding=options.device != "cpu")
+        return facts_of(file.hparams.name or Path(file.path).stem, file.hparams, file.tensors), speculation
+
+
+def cpu_threads(options: LoadOptions) -> int:
+    """Threads that a load with these options computes with; 1 on a GPU."""
+    return (options.threads or available_cpus()) if options.device == "cpu" else 1
+
+
+def plan_load(model_file: ModelFile, options: LoadOptions, speculation: Speculation = NO_SPECULATION) -> MemoryPlan:
+    """The plan for an open model (its draft head attached, if it is used) on this machine, as it is now. Raises PlanError, NativeError."""
+    facts = facts_of(model_file.hparams.name or model_file.path, model_file.hparams, model_file.tensors)
+    with open_meter(facts, options) as meter:
+        return make_plan(facts, load_request(facts, options, speculation), this_machine(options.device), meter)
+
+
+def runner_options(plan: MemoryPlan, options: LoadOptions) -> RunnerOptions:
+    """The runner that the plan is for."""
+    return RunnerOptions(
+        n_ctx=plan.request.n_ctx,
+        n_slots=plan.request.n_slots,
+        n_threads=cpu_threads(options),
+        kv_type=plan.request.kv_type,
+        max_rollback=plan.request.max_rollback,
+        chunk_tokens=plan.chunk_tokens,
+        repack=options.repack,
+        device=options.device,
+        prefix_cache_bytes=plan.prefix_cache_bytes,
+        mtp=plan.request.mtp,
+        draft_path=None if options.draft is None or not plan.request.mtp else str(options.draft),
+    )

@@ -1,0 +1,110 @@
+"""The self-test: cases of every op kind and products of every weight type, one result each.
+
+The reference is float64 on the host, from the formulas (`reference.py`) and from the weights as they are stored, so the CPU's own
+kernels are tested the same way as a GPU's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from pyluce.native import load_libraries
+from pyluce.native.devices import find_device, parse_device
+from pyluce.native.errors import UnsupportedOpError
+from pyluce.native.luce import Phase
+from pyluce.selftest import cases, products
+from pyluce.selftest.bench import OpBench
+
+SEEDS: Final = range(3)
+SHAPES: Final = (
+    products.Shape(512, 96),
+    products.Shape(768, 33),
+    products.Shape(512, 64, 8, 3),
+    products.Shape(256, 48, 8, 3, shared_input=False),
+)
+MODEL_SHAPES: Final = (products.Shape(2560, 640), products.Shape(2560, 96, 512, 10))
+COUNTS: Final = {Phase.ROW: products.ROW_COUNTS, Phase.CHUNK: (16, 48, 128)}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One test. `error` over `bound` as in `Case.error`; `note`: why it failed or what the device refuses."""
+
+    op: str
+    shape: str
+    error: float
+    bound: float
+    seconds: float
+    ok: bool
+    note: str = ""
+
+    @property
+    def refused(self) -> bool:
+        """The device does not compute this, by its own word, and needs not."""
+        return self.ok and bool(self.note)
+
+
+def run(device: str, *, model_sizes: bool = True) -> Iterator[Result]:
+    """Every test on a device; `model_sizes`: at the real model's widths too (minutes on a CPU).
+
+    Raises ValueError for what is no device's name, NativeError when the device is not there.
+    """
+    on_gpu = parse_device(device)[0] != "cpu"
+    load_libraries(parse_device(device)[0])
+    find_device(device)
+    for seed in SEEDS:
+        rng = np.random.default_rng(seed)
+        for case in cases.all_cases(rng, cases.random_sizes(rng)):
+            yield _op(case, device, on_gpu)
+    if model_sizes:
+        rng = np.random.default_rng(len(SEEDS))
+        for case in cases.all_cases(rng, cases.MODEL):
+            yield _op(case, device, on_gpu)
+    for type_name in (*products.REQUIRED_TYPES, *products.OTHER_TYPES):
+        required = type_name in products.REQUIRED_TYPES
+        wide = MODEL_SHAPES if model_sizes and type_name in ("Q8_0", "IQ4_NL") else ()
+        for shape in (*SHAPES, *wide) if required else SHAPES[::2]:
+            for phase in (Phase.ROW, Phase.CHUNK):
+                yield _product(type_name, shape, phase, device, required)
+
+
+def _op(case: cases.Case, device: str, on_gpu: bool) -> Result:
+    bound = case.bound_on(on_gpu)
+
+    def test() -> tuple[float, str]:
+        return case.error(case.compute(lambda arrays: OpBench(arrays, device=device))), ""
+
+    return _timed(Result(case.kind, case.shape, np.inf, bound, 0.0, False), test, required=True)
+
+
+def _product(type_name: str, shape: products.Shape, phase: Phase, device: str, required: bool) -> Result:
+    kind = "mul_mat_id" if shape.n_expert else "mul_mat"
+    bound = products.bound(type_name, phase, device != "cpu")
+    counts = COUNTS[phase]
+
+    def test() -> tuple[float, str]:
+        with products.Product(type_name, shape, phase, max(counts), device) as product:
+            whole = product.rows(0, max(counts))
+            differ = products.rows_that_differ(product, whole, counts)
+            note = f"not what the whole graph gives: {differ[0]} ({len(differ)} in all)" if differ else ""
+            return products.relative_error(whole, product.expected()), note
+
+    return _timed(
+        Result(f"{kind} {type_name} {phase.name.lower()}", str(shape), np.inf, bound, 0.0, False), test, required
+    )
+
+
+def _timed(result: Result, test: Callable[[], tuple[float, str]], required: bool) -> Result:
+    started = time.perf_counter()
+    try:
+        error, note = test()
+    except UnsupportedOpError as failure:
+        return replace(result, ok=not required, note=str(failure).splitlines()[0])
+    return replace(
+        result, error=error, seconds=time.perf_counter() - started, ok=error <= result.bound and not note, note=note
+    )

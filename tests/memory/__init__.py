@@ -1,0 +1,1 @@
+"""Plans of memory against rules, literal figures and real allocations."""

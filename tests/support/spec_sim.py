@@ -1,0 +1,80 @@
+"""Simulated speculation: drafts that are right by chance, steps that cost what a line says, with noise. Deterministic by seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+DISTRIBUTIONS: dict[str, tuple[float, ...]] = {
+    "never": (0.02,) * 7,
+    "seldom": (0.3,) * 7,
+    "even": (0.5,) * 7,
+    "often": (0.7,) * 7,
+    "mostly": (0.85,) * 7,
+    "nearly always": (0.97,) * 7,
+    "falling": (0.9, 0.8, 0.65, 0.5, 0.35, 0.2, 0.1),
+}
+"""Rates by depth: how often a draft is right when all before it were."""
+
+SLOPES = (0.03, 0.2, 0.44)
+"""What a row more costs, as a share of a step of one row: memory-bound, in between, the reference system's."""
+
+
+def step_cost(rows: int, slope: float) -> float:
+    return 1.0 + slope * (rows - 1)
+
+
+def accepted_of(rates: Sequence[float], offered: int, rng: np.random.Generator) -> int:
+    draws = rng.random(len(rates))  # as many for every width, so that controllers see the same luck
+    count = 0
+    while count < offered and draws[count] < rates[count]:
+        count += 1
+    return count
+
+
+@dataclass
+class Total:
+    tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+
+def expected_rate(rates: Sequence[float], width: int, slope: float) -> float:
+    """Tokens a second of a fixed width, exactly."""
+    alive = np.cumprod(rates[: width - 1])
+    return float((1.0 + alive.sum()) / step_cost(width, slope))
+
+
+def best_fixed(rates: Sequence[float], slope: float, max_width: int = 8) -> float:
+    return max(expected_rate(rates, width, slope) for width in range(1, max_width + 1))
+
+
+def run(
+    next_width: Callable[[], int],
+    observe: Callable[[int, int, float | None], None],
+    rates: Sequence[float],
+    slope: float,
+    steps: int,
+    seed: int,
+    noise: float = 0.1,
+) -> Total:
+    """Tokens (by expectation, so that luck does not decide) and seconds of so many steps.
+
+    One measured time in twenty is three times too long, one step in thirty builds a graph and has none.
+    """
+    rng = np.random.default_rng(seed)
+    total = Total()
+    for _ in range(steps):
+        width = next_width()
+        accepted = accepted_of(rates, width - 1, rng)
+        cost = step_cost(width, slope)
+        measured = cost * (1.0 + noise * rng.standard_normal()) * (3.0 if rng.random() < 0.05 else 1.0)
+        observe(accepted, width - 1, None if rng.random() < 1 / 30 else max(measured, 0.1 * cost))
+        total.tokens += 1 + float(np.cumprod(rates[: width - 1]).sum())  # type: ignore[assignment]
+        total.seconds += cost
+    return total
