@@ -47,7 +47,7 @@ LUCE_DOT(GGML_TYPE_IQ3_XXS, VDR_IQ3_XXS_Q8_1_MMVQ, vec_dot_iq3_xxs_q8_1);
 // uses the first of it.
 template <int n_col>
 __device__ __forceinline__ void quantise_columns(const float * x, int64_t stride, int n_real, int k, block_q8_1 * out) {
-    constexpr int depth = n_col == 1 ? 2 : 4;
+    constexpr int depth = n_col == 1 ? 5 : 4;
     const int n_unit = k / 8 * n_col; // units of 8 values
     for (int base = 0; base < n_unit; base += depth * MMV_THREADS) {
         float4 in[depth][2];
@@ -109,7 +109,7 @@ __device__ __forceinline__ void dot_quantised(
     constexpr int lanes   = traits::qi / vdr; // of one block
     const int     n_block = k / traits::qk;
     const int     q       = vdr * (lane % lanes);
-#pragma unroll 2
+#pragma unroll (n_col == 1 ? 5 : n_col == 2 ? 3 : 2)
     for (int block = part * (32 / lanes) + lane / lanes; block < n_block; block += split * (32 / lanes)) {
 #pragma unroll
         for (int c = 0; c < n_col; c++) {
@@ -332,7 +332,7 @@ __device__ __forceinline__ void run_job(const luce_job & job, const char * w, co
 
 // Jobs of weights of `type`; dense ones may have F32 weights instead.
 template <ggml_type type, int n_col>
-__global__ void __launch_bounds__(MMV_THREADS, n_col == 1 ? 3 : n_col <= 4 ? 2 : 1) mmv_kernel(const luce_jobs jobs) {
+__global__ void __launch_bounds__(MMV_THREADS, n_col <= 4 ? 2 : 1) mmv_kernel(const luce_jobs jobs) {
     extern __shared__ block_q8_1 xq[];
     int j = 0;
     while (j + 1 < jobs.n_job && (int) blockIdx.x >= jobs.job[j + 1].first_block) {

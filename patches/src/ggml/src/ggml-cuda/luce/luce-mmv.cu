@@ -118,7 +118,7 @@ void luce_launch_jobs(ggml_backend_cuda_context & ctx, luce_job * jobs, int n_jo
                 const int  n_pair  = job.ids ? job.n_used * same.n_row : 1;
                 const int  n_group = WARPS / job.split;
                 job.first_block = n_block;
-                job.n_block     = std::min((job.n_task + n_group - 1) / n_group, std::max(1, 3 * device.nsm / n_pair));
+                job.n_block     = std::min((job.n_task + n_group - 1) / n_group, std::max(1, 2 * device.nsm / n_pair));
                 n_block += job.n_block * n_pair;
             }
             launch_type(ctx, type, same, n_block, column_bytes);
