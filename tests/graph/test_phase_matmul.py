@@ -89,3 +89,17 @@ def test_control_upstreams_choice_by_the_number_of_rows_shows() -> None:
     """The comparison of bits sees a kernel that looks at the number of rows."""
     with Product("F32", Shape(512, 96), Phase.UPSTREAM, 16, DEVICE) as product:
         assert rows_that_differ(product, product.rows(0, 16), ROW_COUNTS)
+
+
+@pytest.mark.skipif(ON_GPU, reason="the CPU's tiles of a row graph")
+@pytest.mark.parametrize("shape", [Shape(32, 1024), Shape(64, 7), Shape(1024, 37), Shape(96, 3)], ids=str)
+def test_tiles_of_rows_have_the_bits_of_upstreams_single_row(shape: Shape) -> None:
+    """Upstream multiplies one row by its dot product; the tiles of a row graph do the same operations for several at once."""
+
+    def product(phase: Phase, first: int, count: int) -> np.ndarray:
+        with Product("Q8_0", shape, phase, 13, DEVICE) as made:
+            return made.rows(first, count)
+
+    expected = np.concatenate([product(Phase.UPSTREAM, i, 1) for i in range(13)])
+    for count in (1, 2, 3, 4, 5, 8, 13):
+        assert product(Phase.ROW, 0, count).tobytes() == expected[:count].tobytes(), count

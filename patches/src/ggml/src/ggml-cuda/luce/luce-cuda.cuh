@@ -48,6 +48,8 @@ bool luce_cuda_qsa_supports(int device, const ggml_tensor * op); // norm_rope, q
 // products of a chunk graph: src0 any quantised or float type listed in `supports`, src1 F32; MUL_MAT and MUL_MAT_ID
 bool luce_cuda_chunk_mul_mat_supports(int device, const ggml_tensor * op);
 void luce_cuda_chunk_mul_mat(ggml_backend_cuda_context & ctx, ggml_tensor * dst);
+// node i, a chunk product, with the products of the same x that follow it; how many nodes after i that was, 0: nothing done
+int luce_cuda_chunk_mul_mat_run(ggml_backend_cuda_context & ctx, const ggml_cgraph * graph, int i);
 
 // moe_combine and the hc_combine (with a norm) that takes its result, in one launch
 void luce_cuda_moe_hc_combine(ggml_backend_cuda_context & ctx, const ggml_tensor * moe, ggml_tensor * dst);

@@ -264,6 +264,8 @@ int ggml_luce_cuda_fuse(ggml_backend_cuda_context & ctx, const ggml_cgraph * gra
     int skipped = 0;
     if (is_row_product(t)) {
         skipped = fuse_products(ctx, graph, i);
+    } else if (is_product(t) && ggml_luce_get_phase(t) == GGML_LUCE_PHASE_CHUNK) {
+        skipped = luce_cuda_chunk_mul_mat_run(ctx, graph, i);
     } else if (is_kind(t, GGML_LUCE_MOE_COMBINE)) {
         skipped = fuse_moe_combine(ctx, graph, i);
     }

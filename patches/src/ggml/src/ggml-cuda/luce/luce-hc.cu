@@ -7,31 +7,18 @@ namespace {
 
 constexpr int THREADS = 256;
 
-// y = x / sqrt(mean(x^2) + eps) * gain over h values; `own` holds what this thread's strided elements sum to in squares
-__device__ __forceinline__ void store_norm(float * y, const float * x, const float * gain, int h, float squares, float eps, float * shared) {
-    const float scale = 1.0f / sqrtf(luce_block_sum<THREADS>(squares, shared) / (float) h + eps);
-    for (int i = threadIdx.x; i < h; i += THREADS) {
-        y[i] = x[i] * scale * gain[i];
-    }
-}
-
-__global__ void __launch_bounds__(THREADS) hc_norm_kernel(
+__global__ void __launch_bounds__(LUCE_STREAM_THREADS) hc_norm_kernel(
         const float * x, int64_t x_stride, const float * gain, float * residual, float * normed, int h, float eps, bool copy) {
-    __shared__ float shared[THREADS / 32];
     const int64_t row    = blockIdx.x;
     const int     stream = blockIdx.y;
     const int64_t n      = (int64_t) gridDim.y * h;
+    ggml_cuda_pdl_sync();
     // an embedding is one stream wide: every stream starts from it
-    const float * in = x + row * x_stride + (copy ? 0 : stream * h);
-    float squares = 0.0f;
-    for (int i = threadIdx.x; i < h; i += THREADS) {
-        const float v = in[i];
-        squares += v * v;
-        if (copy) {
-            residual[row * n + stream * h + i] = v;
-        }
-    }
-    store_norm(normed + row * n + stream * h, in, gain + stream * h, h, squares, eps, shared);
+    const float * in  = x + row * x_stride + (copy ? 0 : stream * h);
+    float *       out = copy ? residual + row * n + stream * h : nullptr;
+    const bool whole = luce_aligned(in) && luce_aligned(normed) && luce_aligned(gain) && (!copy || luce_aligned(residual));
+    luce_stream_norm(h, whole, [=](int i0, bool w4) { return luce_load4(in, i0, h, w4); }, out, normed + row * n + stream * h,
+                     gain + stream * h, eps);
 }
 
 __global__ void __launch_bounds__(THREADS) hc_mix_kernel(
@@ -49,26 +36,19 @@ __global__ void __launch_bounds__(THREADS) hc_mix_kernel(
     y[(int64_t) blockIdx.y * h + i] = sum * (1.0f / (float) n_stream);
 }
 
-__global__ void __launch_bounds__(THREADS) hc_combine_kernel(
+__global__ void __launch_bounds__(LUCE_STREAM_THREADS) hc_combine_kernel(
         const float * x, int64_t x_stride, const float * block, int64_t block_stride, const float * inject, int64_t inject_stride,
         const float * gain, float * y, float * normed, int h, float eps) {
-    __shared__ float shared[THREADS / 32];
     const int64_t row    = blockIdx.x;
     const int     stream = blockIdx.y;
     const int64_t n      = (int64_t) gridDim.y * h;
-    const float   w      = 2.0f * luce_sigmoid(inject[row * inject_stride + stream] / (float) gridDim.y);
+    ggml_cuda_pdl_sync();
+    const float w = 2.0f * luce_sigmoid(inject[row * inject_stride + stream] / (float) gridDim.y);
     x     += row * x_stride + stream * h;
     block += row * block_stride;
-    y     += row * n + stream * h;
-    float squares = 0.0f;
-    for (int i = threadIdx.x; i < h; i += THREADS) {
-        const float v = fmaf(block[i], w, x[i]);
-        y[i] = v;
-        squares += v * v;
-    }
-    if (gain) {
-        store_norm(normed + row * n + stream * h, y, gain + stream * h, h, squares, eps, shared);
-    }
+    const bool whole = luce_aligned(x) && luce_aligned(block) && luce_aligned(y) && luce_aligned(gain);
+    luce_stream_norm(h, whole, [=](int i0, bool w4) { return luce_fma4(luce_load4(block, i0, h, w4), w, luce_load4(x, i0, h, w4)); },
+                     y + row * n + stream * h, gain ? normed + row * n + stream * h : nullptr, gain ? gain + stream * h : nullptr, eps);
 }
 
 __global__ void __launch_bounds__(THREADS) silu_scale_kernel(const float * x, int64_t x_stride, float * y, int n, float scale) {
@@ -91,7 +71,7 @@ void luce_cuda_hc_init(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     const int   h        = (int) embd->ne[0];
     const int   n_row    = (int) embd->ne[1];
     float *     y        = (float *) dst->data;
-    hc_norm_kernel<<<dim3(n_row, n_stream), THREADS, 0, ctx.stream()>>>(
+    ggml_cuda_kernel_launch(hc_norm_kernel, luce_stream_launch(ctx, n_row, n_stream),
         data_of(embd), luce_stride(embd), data_of(dst->src[1]), y, y + (int64_t) n_row * n_stream * h, h, eps, true);
 }
 
@@ -99,8 +79,8 @@ void luce_cuda_hc_norm(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     const ggml_tensor * x = dst->src[0];
     const int   n_stream = ggml_get_op_params_i32(dst, 1);
     const float eps      = ggml_get_op_params_f32(dst, 2);
-    hc_norm_kernel<<<dim3((unsigned) x->ne[1], n_stream), THREADS, 0, ctx.stream()>>>(
-        data_of(x), luce_stride(x), data_of(dst->src[1]), nullptr, (float *) dst->data, (int) x->ne[0] / n_stream, eps, false);
+    ggml_cuda_kernel_launch(hc_norm_kernel, luce_stream_launch(ctx, x->ne[1], n_stream),
+        data_of(x), luce_stride(x), data_of(dst->src[1]), (float *) nullptr, (float *) dst->data, (int) x->ne[0] / n_stream, eps, false);
 }
 
 void luce_cuda_hc_mix(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
@@ -119,7 +99,7 @@ void luce_cuda_hc_combine(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     const float eps      = ggml_get_op_params_f32(dst, 2);
     const int   n_row    = (int) x->ne[1];
     float *     y        = (float *) dst->data;
-    hc_combine_kernel<<<dim3(n_row, n_stream), THREADS, 0, ctx.stream()>>>(
+    ggml_cuda_kernel_launch(hc_combine_kernel, luce_stream_launch(ctx, n_row, n_stream),
         data_of(x), luce_stride(x), data_of(block), luce_stride(block), data_of(inject), luce_stride(inject), data_of(dst->src[3]),
         y, y + n_row * x->ne[0], (int) x->ne[0] / n_stream, eps);
 }

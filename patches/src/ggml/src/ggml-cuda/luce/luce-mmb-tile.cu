@@ -4,7 +4,7 @@
 //
 // A tile is 128 rows of weights by up to 128 columns, and steps over those 16 columns that hold none: a tile of 20 costs 32.
 // CUDA: four warps of 32 rows; a lane widens the weights of its own operands in registers, only x passes through shared
-// memory. HIP: eight warps, 32 rows and every other 16 columns each; both operands pass through shared memory.
+// memory; tiles of up to 32 columns keep two steps of weights under way. HIP: eight warps, 32 rows and every other 16 columns each; both operands pass through shared memory.
 #include "luce-mmb.cuh"
 
 namespace {
@@ -13,19 +13,17 @@ constexpr int tile    = LUCE_MMB_TILE;
 constexpr int stride  = LUCE_MMB_STRIDE;
 #ifdef GGML_USE_HIP
 constexpr int n_warps = 8;
-constexpr size_t n_bytes_shared = (size_t) 2*tile*stride*sizeof(uint32_t); // of 64 KiB of LDS
 #else
 constexpr int n_warps  = 4;
 constexpr int n_stages = 3;
-constexpr size_t n_bytes_shared = (size_t) n_stages*tile*stride*sizeof(uint32_t);
 #endif
 constexpr int n_threads = 32*n_warps;
 
 // the part of this block; n = 0: none
 static __device__ __forceinline__ luce_mmb_part luce_own_part(const luce_mmb_cols & cols) {
     if (cols.parts == nullptr) {
-        const int first = blockIdx.y*tile;
-        return { 0, first, min(tile, cols.n_col - first), 0 };
+        const int first = blockIdx.y*cols.tile;
+        return { 0, first, min(cols.tile, cols.n_col - first), 0 };
     }
     if ((int) blockIdx.y < *cols.n_parts) {
         return cols.parts[blockIdx.y];
@@ -35,7 +33,7 @@ static __device__ __forceinline__ luce_mmb_part luce_own_part(const luce_mmb_col
 
 #ifdef GGML_USE_HIP
 
-template <ggml_type type, typename T2>
+template <ggml_type type, typename T2, int n_columns>
 __launch_bounds__(n_threads, 1)
 static __global__ void luce_mmb_tile_kernel(const luce_mmb_weights w, const uint4 * __restrict__ x16, const luce_mmb_cols cols, float * __restrict__ dst) {
     typedef luce_frag<T2> frag;
@@ -160,15 +158,17 @@ static __global__ void luce_mmb_tile_kernel(const luce_mmb_weights w, const uint
 
 #else
 
-template <ggml_type type, typename T2>
-__launch_bounds__(n_threads, 2)
+template <ggml_type type, typename T2, int n_columns>
+__launch_bounds__(n_threads, n_columns == tile ? 2 : 3)
 static __global__ void luce_mmb_tile_kernel(const luce_mmb_weights w, const uint4 * __restrict__ x16, const luce_mmb_cols cols, float * __restrict__ dst) {
     typedef luce_frag<T2> frag;
-    constexpr int n_j = tile/16;
-    constexpr int n_x = tile*(LUCE_MMB_K/8)/n_threads; // 16-byte pieces of x a thread
+    constexpr int n_j   = n_columns/16;
+    constexpr int n_x   = n_columns*(LUCE_MMB_K/8)/n_threads; // 16-byte pieces of x a thread
+    // steps of weights under way, as registers allow
+    constexpr int n_raw = n_columns < tile && sizeof(luce_w16<type>) <= 32 && luce_block_size<type> > 1 ? 2 : 1;
     extern __shared__ uint4 shared16[];
-    __shared__ int rows[tile];     // of dst
-    __shared__ uint32_t from[tile]; // of x, in pieces
+    __shared__ int rows[n_columns];      // of dst
+    __shared__ uint32_t from[n_columns]; // of x, in pieces
 
     const luce_mmb_part part = luce_own_part(cols);
     const int n = part.n;
@@ -183,7 +183,7 @@ static __global__ void luce_mmb_tile_kernel(const luce_mmb_weights w, const uint
     const int n_k  = (K + LUCE_MMB_K - 1)/LUCE_MMB_K;
     T2 * x_shared  = (T2 *) shared16;
 
-    if (tid < tile) {
+    if (tid < n_columns) {
         const int at = part.first + min(tid, n - 1);
         const int p  = cols.picks != nullptr ? cols.picks[at] : at;
         rows[tid] = p;
@@ -198,19 +198,19 @@ static __global__ void luce_mmb_tile_kernel(const luce_mmb_weights w, const uint
     for (int i = 0; i < 4; i++) {
         w_row[i] = (uint32_t) ((min(m0 + warp*32 + lane/4 + 8*i, w.M - 1) - m0)*w.nb_row);
     }
-    luce_w16<type> raw[4];
-    const auto load_w = [&](int ik) {
+    luce_w16<type> raw[n_raw][4];
+    const auto load_w = [&](int ik, luce_w16<type> (&to)[4]) {
         const int k = ik*LUCE_MMB_K + lane%4*16;
         if (k < K) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                luce_load16<type>(raw[i], w_tile + w_row[i], k, K, w.any);
+                luce_load16<type>(to[i], w_tile + w_row[i], k, K, w.any);
             }
         }
     };
     const auto load_x = [&](int ik) {
         if (ik < n_k) {
-            T2 * to = x_shared + ik%n_stages*tile*stride;
+            T2 * to = x_shared + ik%n_stages*n_columns*stride;
 #pragma unroll
             for (int i = 0; i < n_x; i++) {
                 const int row = tid/8 + n_threads/8*i;
@@ -228,14 +228,17 @@ static __global__ void luce_mmb_tile_kernel(const luce_mmb_weights w, const uint
     for (int s = 0; s < n_stages - 1; s++) {
         load_x(s);
     }
-    load_w(0);
-    for (int ik = 0; ik < n_k; ik++) {
+#pragma unroll
+    for (int r = 0; r < n_raw; r++) {
+        load_w(r, raw[r]);
+    }
+    const auto step = [&](int ik, luce_w16<type> (&own)[4]) {
         const int k0 = ik*LUCE_MMB_K + lane%4*16;
         uint32_t p[4][8];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             if (k0 < K) {
-                luce_w16_pack<type, T2>(p[i], raw[i], k0);
+                luce_w16_pack<type, T2>(p[i], own[i], k0);
             } else {
 #pragma unroll
                 for (int j = 0; j < 8; j++) {
@@ -243,13 +246,11 @@ static __global__ void luce_mmb_tile_kernel(const luce_mmb_weights w, const uint
                 }
             }
         }
-        if (ik + 1 < n_k) {
-            load_w(ik + 1);
-        }
+        load_w(ik + n_raw, own);
         luce_copy_wait<n_stages - 2>();
         __syncthreads();
         load_x(ik + n_stages - 1); // into the stage that every warp has left behind
-        const T2 * xs = x_shared + ik%n_stages*tile*stride;
+        const T2 * xs = x_shared + ik%n_stages*n_columns*stride;
 #pragma unroll
         for (int s = 0; s < 4; s++) {
             typename frag::operand a[2];
@@ -273,6 +274,14 @@ static __global__ void luce_mmb_tile_kernel(const luce_mmb_weights w, const uint
                 }
             }
         }
+    };
+    for (int ik = 0; ik < n_k; ik += n_raw) {
+#pragma unroll
+        for (int r = 0; r < n_raw; r++) {
+            if (ik + r < n_k) {
+                step(ik + r, raw[r]);
+            }
+        }
     }
 #pragma unroll
     for (int j = 0; j < n_j; j++) {
@@ -294,12 +303,29 @@ static __global__ void luce_mmb_tile_kernel(const luce_mmb_weights w, const uint
 
 #endif // GGML_USE_HIP
 
+template <ggml_type type, typename T2, int n_columns>
+void launch(const luce_mmb_weights & w, const void * x16, const luce_mmb_cols & cols, float * dst, cudaStream_t stream) {
+#ifdef GGML_USE_HIP
+    constexpr size_t n_bytes = (size_t) (tile + n_columns)*stride*sizeof(uint32_t); // of 64 KiB of LDS
+#else
+    constexpr size_t n_bytes = (size_t) n_stages*n_columns*stride*sizeof(uint32_t);
+#endif
+    const dim3 grid((w.M + tile - 1)/tile, cols.parts != nullptr ? cols.n_parts_max : (cols.n_col + cols.tile - 1)/cols.tile);
+    CUDA_SET_SHARED_MEMORY_LIMIT((luce_mmb_tile_kernel<type, T2, n_columns>), n_bytes);
+    luce_mmb_tile_kernel<type, T2, n_columns><<<grid, dim3(32, n_warps), n_bytes, stream>>>(w, (const uint4 *) x16, cols, dst);
+    CUDA_CHECK(cudaGetLastError());
+}
+
 template <ggml_type type, typename T2>
 void launch(const luce_mmb_weights & w, const void * x16, const luce_mmb_cols & cols, float * dst, cudaStream_t stream) {
-    const dim3 grid((w.M + tile - 1)/tile, cols.parts != nullptr ? cols.n_parts_max : (cols.n_col + tile - 1)/tile);
-    CUDA_SET_SHARED_MEMORY_LIMIT((luce_mmb_tile_kernel<type, T2>), n_bytes_shared);
-    luce_mmb_tile_kernel<type, T2><<<grid, dim3(32, n_warps), n_bytes_shared, stream>>>(w, (const uint4 *) x16, cols, dst);
-    CUDA_CHECK(cudaGetLastError());
+#ifndef GGML_USE_HIP
+    if (cols.tile == LUCE_MMB_NARROW_TILE) {
+        launch<type, T2, LUCE_MMB_NARROW_TILE>(w, x16, cols, dst, stream);
+        return;
+    }
+#endif
+    GGML_ASSERT(cols.tile == tile);
+    launch<type, T2, tile>(w, x16, cols, dst, stream);
 }
 
 } // namespace

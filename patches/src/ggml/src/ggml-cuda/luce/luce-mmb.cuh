@@ -19,8 +19,10 @@ typedef nv_bfloat162 luce_t2;
 
 constexpr int LUCE_MMB_K      = 64; // depth of a tile; 16-bit rows in memory are padded to a multiple with zeros
 constexpr int LUCE_MMB_STRIDE = 36; // pairs from row to row in shared memory: 16 bytes of padding against bank conflicts
-constexpr int LUCE_MMB_TILE   = 128; // rows and columns of a tile of the kernels that widen weights themselves
+constexpr int LUCE_MMB_TILE   = 128; // rows, and columns at most, of a tile of the kernels that widen weights themselves
+constexpr int LUCE_MMB_NARROW_TILE = 32; // columns of a tile where few are expected (CUDA alone)
 constexpr int LUCE_MMB_F32_TILE = 64;
+constexpr int LUCE_MMB_MAX_EXPERTS = 1024;
 
 static inline int luce_mmb_padded(int64_t K) {
     return (int) ((K + LUCE_MMB_K - 1) / LUCE_MMB_K * LUCE_MMB_K);
@@ -37,11 +39,24 @@ struct luce_mmb_part {
 // the columns of a product: rows 0..n_col-1 of x, or picks sorted by expert
 struct luce_mmb_cols {
     int n_col;
-    const luce_mmb_part * parts = nullptr; // null: plain columns
-    const int32_t * n_parts     = nullptr;
-    const int32_t * picks       = nullptr; // sorted; a pick is token*n_used + place
-    int picks_per_row           = 1;       // n_used where all picks of a token read one row of x
-    int n_parts_max             = 0;
+    int tile;                   // columns of a part at most
+    const luce_mmb_part * parts; // null: plain columns
+    const int32_t * n_parts;
+    const int32_t * picks;      // sorted; a pick is token*n_used + place
+    int picks_per_row;          // n_used where all picks of a token read one row of x
+    int n_parts_max;
+};
+
+// how rows of floats are found: row r is place r % n_place of token r / n_place
+struct luce_mmb_rows {
+    const char * data;
+    int64_t nb_place;
+    int64_t nb_token;
+    int n_place;
+
+    __device__ __forceinline__ const float * row(int r) const {
+        return (const float *) (data + r%n_place*nb_place + r/n_place*nb_token);
+    }
 };
 
 struct luce_mmb_weights {
@@ -53,12 +68,45 @@ struct luce_mmb_weights {
     bool any; // a float type whose rows are not aligned to 16 bytes, or K is no multiple of 16
 };
 
+// rows of K floats to rows of luce_mmb_padded(K) 16-bit values, rounded to nearest; low: bfloat16, and what rounding left.
+// any: rows not aligned to 16 bytes
+void luce_mmb_round(bool half, const luce_mmb_rows & x, int n_row, int K, bool any, void * high, void * low, cudaStream_t stream);
+
+// weights to rows of luce_mmb_padded(K) 16-bit values, or floats
+void luce_mmb_widen(ggml_type type, const luce_mmb_weights & w, bool floats, void * to, cudaStream_t stream);
+
+// Picks sorted by expert, in rising order within one, and parts of at most `tile` picks. ids: n_used consecutive I32 a token.
+// Sets cols but picks_per_row; `memory` holds luce_mmb_sort_bytes.
+size_t luce_mmb_sort_bytes(int n_pick, int n_expert, int tile);
+void luce_mmb_sort(const void * ids, int64_t nb_token, int n_used, int n_pick, int n_expert, int tile, void * memory, luce_mmb_cols & cols, cudaStream_t stream);
+
+static inline int luce_mmb_parts_max(int n_pick, int n_expert, int tile) {
+    return std::min(n_expert, n_pick) + n_pick/tile;
+}
+
+// columns of a tile of luce_mmb_tiles where a part holds about so many
+static inline int luce_mmb_tile_columns(int n_expected) {
+#ifdef GGML_USE_HIP
+    GGML_UNUSED(n_expected);
+    return LUCE_MMB_TILE;
+#else
+    return n_expected <= 24 ? LUCE_MMB_NARROW_TILE : LUCE_MMB_TILE;
+#endif
+}
+
 // weights widened inside the tile; x16: rows of luce_mmb_padded(K) 16-bit values, dst: rows of M
 void luce_mmb_tiles(ggml_type type, const luce_mmb_weights & w, const void * x16, const luce_mmb_cols & cols, float * dst, cudaStream_t stream);
 bool luce_mmb_tiles_supports(ggml_type type);
 
 // w16: M rows, x16: n_col rows, both of Kp 16-bit values (binary16 or bfloat16), dst: rows of M
 void luce_mmb_dense(bool half, const void * w16, const void * x16, int M, int Kp, int n_col, float * dst, int n_sm, cudaStream_t stream);
+
+// the same for floats in two bfloat16 terms each, value = high + low: high*high + high*low + low*high, within about 2^-18 of a term
+struct luce_mmb_terms {
+    const void * high;
+    const void * low;
+};
+void luce_mmb_dense_terms(const luce_mmb_terms & w, const luce_mmb_terms & x, int M, int Kp, int n_col, float * dst, int n_sm, cudaStream_t stream);
 
 template <typename T2>
 static __device__ __forceinline__ uint32_t luce_pack(float a, float b) {
@@ -144,6 +192,12 @@ struct luce_frag {
     static __device__ __forceinline__ int i(int l) { return result::get_i(l); }
     static __device__ __forceinline__ int j(int l) { return result::get_j(l); }
     __device__ __forceinline__ float value(int l) const { return c.x[l]; }
+    __device__ __forceinline__ void plus(const luce_frag & other) {
+#pragma unroll
+        for (int l = 0; l < n; l++) {
+            c.x[l] += other.c.x[l];
+        }
+    }
 #else
     typedef ggml_cuda_mma::tile<16, 8, T2>    operand;
     typedef ggml_cuda_mma::tile<8, 8, T2>     column;
@@ -163,5 +217,11 @@ struct luce_frag {
     static __device__ __forceinline__ int i(int l) { return result::get_i(l % result::ne); }
     static __device__ __forceinline__ int j(int l) { return l / result::ne * 8 + result::get_j(l % result::ne); }
     __device__ __forceinline__ float value(int l) const { return c[l / result::ne].x[l % result::ne]; }
+    __device__ __forceinline__ void plus(const luce_frag & other) {
+#pragma unroll
+        for (int l = 0; l < n; l++) {
+            c[l / result::ne].x[l % result::ne] += other.c[l / result::ne].x[l % result::ne];
+        }
+    }
 #endif // AMD_WMMA_AVAILABLE
 };

@@ -44,6 +44,17 @@ int n_task(const luce_job & job) {
     return job.epilogue == LUCE_STORE || job.epilogue == LUCE_SILU_SCALE ? (job.m + 1) / 2 : job.m;
 }
 
+// Warps that share a task: enough for 24 warps a multiprocessor, while a warp has two steps or more of its own. Of sizes and
+// device alone, since the order of sums depends on it.
+int split_of(const luce_job & job, int n_sm) {
+    const int n_step = job.k / (ggml_is_quantized(job.type) ? 256 : 128);
+    int split = 1;
+    while (split < WARPS && n_task(job) * job.n_used * split < 24 * n_sm && n_step / (2 * split) >= 2) {
+        split *= 2;
+    }
+    return split;
+}
+
 void launch_type(ggml_backend_cuda_context & ctx, ggml_type type, const luce_jobs & jobs, int n_block, size_t column_bytes) {
     switch (type) {
 #define LUCE_CASE(TYPE) case TYPE: luce_mmv_launch<TYPE>(ctx, jobs, n_block, column_bytes); break;
@@ -53,25 +64,42 @@ void launch_type(ggml_backend_cuda_context & ctx, ggml_type type, const luce_job
     }
 }
 
+// whether a job that is not done has weights of another type than F32
+bool has_other(const luce_job * jobs, const bool * done, int n_job) {
+    for (int j = 0; j < n_job; j++) {
+        if (!done[j] && jobs[j].type != GGML_TYPE_F32) {
+            return true;
+        }
+    }
+    return false;
+}
+
 } // namespace
 
 void luce_launch_jobs(ggml_backend_cuda_context & ctx, luce_job * jobs, int n_job, int n_row) {
     GGML_ASSERT(n_job <= LUCE_MAX_JOBS);
     const auto & device = ggml_cuda_info().devices[ctx.device];
+    for (int j = 0; j < n_job; j++) {
+        jobs[j].n_task = n_task(jobs[j]);
+        jobs[j].split  = split_of(jobs[j], device.nsm);
+    }
     bool done[LUCE_MAX_JOBS] = {};
-    for (int lead = 0; lead < n_job; lead++) {
-        if (done[lead]) {
-            continue;
+    for (int left = n_job; left > 0;) {
+        // one type at a time, dense F32 jobs with the first of another type
+        int lead = 0;
+        while (done[lead] || (jobs[lead].type == GGML_TYPE_F32 && has_other(jobs, done, n_job))) {
+            lead++;
         }
         const ggml_type type = jobs[lead].type;
         size_t column_bytes = 0;
         luce_jobs same;
         same.n_job = 0;
-        for (int j = lead; j < n_job; j++) {
-            if (jobs[j].type == type) {
+        for (int j = 0; j < n_job; j++) {
+            if (!done[j] && (jobs[j].type == type || (jobs[j].type == GGML_TYPE_F32 && !jobs[j].ids))) {
                 done[j] = true;
+                left--;
                 same.job[same.n_job++] = jobs[j];
-                if (ggml_is_quantized(type)) {
+                if (ggml_is_quantized(jobs[j].type)) {
                     column_bytes = std::max(column_bytes, jobs[j].k / 32 * sizeof(block_q8_1));
                 }
             }
@@ -86,10 +114,12 @@ void luce_launch_jobs(ggml_backend_cuda_context & ctx, luce_job * jobs, int n_jo
             same.n_row     = std::min(group, n_row - first);
             int n_block = 0;
             for (int j = 0; j < same.n_job; j++) {
-                luce_job & job = same.job[j];
+                luce_job & job     = same.job[j];
+                const int  n_pair  = job.ids ? job.n_used * same.n_row : 1;
+                const int  n_group = WARPS / job.split;
                 job.first_block = n_block;
-                job.n_block     = std::min((n_task(job) + WARPS - 1) / WARPS, 4 * device.nsm);
-                n_block += job.n_block * (job.ids ? job.n_used * same.n_row : 1);
+                job.n_block     = std::min((job.n_task + n_group - 1) / n_group, std::max(1, 2 * device.nsm / n_pair));
+                n_block += job.n_block * n_pair;
             }
             launch_type(ctx, type, same, n_block, column_bytes);
         }

@@ -34,8 +34,11 @@ struct luce_job {
     int             n_stream;    // LUCE_HC_MIX
     float           scale;       // LUCE_SILU_SCALE
     luce_epilogue   epilogue;
+    // set by luce_launch_jobs
+    int             n_task;      // pairs of rows (STORE, SILU_SCALE) or values
+    int             split;       // warps that share a task
     int             n_block;     // thread blocks of a column group (dense) or of a pick
-    int             first_block; // set by luce_launch_jobs
+    int             first_block;
 };
 
 constexpr int LUCE_MAX_JOBS = 8;

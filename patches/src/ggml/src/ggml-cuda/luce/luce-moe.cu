@@ -8,59 +8,68 @@ namespace {
 constexpr int THREADS  = 256;
 constexpr int MAX_USED = 64;
 
-// of two candidates the larger logit, of equal ones the lower index
-__device__ __forceinline__ bool better(float a, int i, float b, int j) {
-    return a > b || (a == b && i < j);
+// A logit as a number that rises with it; NaN as the least, above nothing.
+__device__ __forceinline__ uint32_t route_key(float x) {
+    const uint32_t bits = __float_as_uint(x == 0.0f ? 0.0f : x);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) {
+        return 1;
+    }
+    return (bits & 0x80000000u ? ~bits : bits | 0x80000000u) + 1; // -inf is 0x00800000, so nothing wraps
 }
 
-// One warp a row: n_used times the best logit that is not taken. A lane looks at experts lane, lane + 32, ...; `taken` is
-// its bit mask of them, so at most 1,024 experts. NaN counts as -inf: ids are valid whatever the logits are.
-__global__ void __launch_bounds__(32) route_kernel(const float * logits, int64_t stride, int32_t * ids, int n_expert, int n_used) {
-    const int     lane = threadIdx.x;
-    const float * x    = logits + (int64_t) blockIdx.x * stride;
-    uint32_t      taken = 0;
-    float         value = 0.0f;
-    int           index = 0;
-    bool          stale = true;
-    for (int j = 0; j < n_used; j++) {
-        if (stale) {
-            value = -INFINITY;
-            index = INT_MAX;
-            for (int e = lane; e < n_expert; e += 32) {
-                if (!(taken >> (e / 32) & 1)) {
-                    const float v = x[e] == x[e] ? x[e] : -INFINITY;
-                    if (better(v, e, value, index)) {
-                        value = v;
-                        index = e;
-                    }
-                }
-            }
-        }
-        float best = value;
-        int   at   = index;
+__device__ __forceinline__ uint32_t warp_max(uint32_t x) {
+#if !defined(GGML_USE_HIP) && !defined(GGML_USE_MUSA)
+    return __reduce_max_sync(0xffffffff, x);
+#else
 #pragma unroll
-        for (int offset = 16; offset > 0; offset /= 2) {
-            const float v = __shfl_xor_sync(0xffffffff, best, offset, 32);
-            const int   e = __shfl_xor_sync(0xffffffff, at, offset, 32);
-            if (better(v, e, best, at)) {
-                best = v;
-                at   = e;
+    for (int offset = 16; offset > 0; offset /= 2) {
+        x = max(x, (uint32_t) __shfl_xor_sync(0xffffffff, x, offset, 32));
+    }
+    return x;
+#endif
+}
+
+// One warp a row: n_used times the best logit that is not taken (key 0). A lane has experts lane, lane + 32, ... in registers, so
+// that of equal keys the lowest expert is the lowest of what the lanes offer.
+template <int per_lane>
+__global__ void __launch_bounds__(32) route_kernel(const float * logits, int64_t stride, int32_t * ids, int n_expert, int n_used) {
+    const int lane = threadIdx.x;
+    ggml_cuda_pdl_sync();
+    const float * x = logits + (int64_t) blockIdx.x * stride;
+    uint32_t keys[per_lane];
+#pragma unroll
+    for (int i = 0; i < per_lane; i++) {
+        keys[i] = lane + 32 * i < n_expert ? route_key(x[lane + 32 * i]) : 0;
+    }
+    for (int j = 0; j < n_used; j++) {
+        uint32_t best = 0;
+        int      at   = 0;
+#pragma unroll
+        for (int i = 0; i < per_lane; i++) {
+            if (keys[i] > best) {
+                best = keys[i];
+                at   = i;
             }
         }
-        stale = at == index;
-        if (stale) {
-            taken |= 1u << (at / 32);
+        const uint32_t top   = warp_max(best);
+        const uint32_t first = ~warp_max(best == top ? ~(uint32_t) (lane + 32 * at) : 0);
+#pragma unroll
+        for (int i = 0; i < per_lane; i++) {
+            if ((uint32_t) (lane + 32 * i) == first) {
+                keys[i] = 0;
+            }
         }
         if (lane == 0) {
-            ids[(int64_t) blockIdx.x * n_used + j] = at;
+            ids[(int64_t) blockIdx.x * n_used + j] = (int32_t) first;
         }
     }
 }
 
 // the weights of a row's picks: softmax over all experts at the picked ids, divided by their sum (at least 2^-14)
-__device__ void pick_weights(const float * x, const int32_t * ids, int n_expert, int n_used, float * weights, float * shared) {
+template <int n_threads>
+__device__ __forceinline__ void pick_weights(const float * x, const int32_t * ids, int n_expert, int n_used, float * weights, float * shared) {
     float top = -INFINITY;
-    for (int e = threadIdx.x; e < n_expert; e += THREADS) {
+    for (int e = threadIdx.x; e < n_expert; e += n_threads) {
         top = fmaxf(top, x[e]);
     }
     top = warp_reduce_max<32>(top);
@@ -68,15 +77,16 @@ __device__ void pick_weights(const float * x, const int32_t * ids, int n_expert,
         shared[threadIdx.x / 32] = top;
     }
     __syncthreads();
-    for (int w = 0; w < THREADS / 32; w++) {
+    for (int w = 0; w < n_threads / 32; w++) {
         top = fmaxf(top, shared[w]);
     }
     __syncthreads();
+    // summed in the order of 256 threads whatever n_threads is: both callers get the same bits
     float part = 0.0f;
-    for (int e = threadIdx.x; e < n_expert; e += THREADS) {
+    for (int e = threadIdx.x; e < n_expert && threadIdx.x < THREADS; e += THREADS) {
         part += expf(x[e] - top);
     }
-    const float all = luce_block_sum<THREADS>(part, shared);
+    const float all = luce_block_sum<n_threads>(part, shared);
     if ((int) threadIdx.x < n_used) {
         weights[threadIdx.x] = expf(x[ids[threadIdx.x]] - top) / all;
     }
@@ -179,51 +189,66 @@ moe_args args_of(const ggml_tensor * dst) {
     return a;
 }
 
-// value i of a row's mixture: picks in order, then the shared expert
-__device__ __forceinline__ float mixture(const moe_args & a, int64_t row, int i, const float * weights, float shared_weight) {
-    float sum = 0.0f;
+// values i0 .. i0 + 3 of a row's mixture: picks in order, then the shared expert
+__device__ __forceinline__ float4 mixture(const moe_args & a, int64_t row, int i0, bool whole, const float * weights, float shared_weight) {
+    const float * picks = a.picks + row * a.pick_row;
+    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 10
     for (int j = 0; j < a.n_used; j++) {
-        sum = fmaf(a.picks[row * a.pick_row + j * a.pick_stride + i], weights[j], sum);
+        sum = luce_fma4(luce_load4(picks + j * a.pick_stride, i0, a.n, whole), weights[j], sum);
     }
-    return fmaf(a.shared[row * a.shared_row + i], shared_weight, sum);
+    return luce_fma4(luce_load4(a.shared + row * a.shared_row, i0, a.n, whole), shared_weight, sum);
+}
+
+__device__ __forceinline__ bool is_whole(const moe_args & a) {
+    return a.n % 4 == 0 && a.pick_row % 4 == 0 && a.pick_stride % 4 == 0 && a.shared_row % 4 == 0 && luce_aligned(a.picks) && luce_aligned(a.shared);
 }
 
 __global__ void __launch_bounds__(THREADS) moe_combine_kernel(const moe_args a, float * y) {
     __shared__ float weights[MAX_USED];
     __shared__ float shared[THREADS / 32];
     const int64_t row = blockIdx.x;
-    pick_weights(a.logits + row * a.logits_row, a.ids + row * a.n_used, a.n_expert, a.n_used, weights, shared);
+    ggml_cuda_pdl_sync();
+    pick_weights<THREADS>(a.logits + row * a.logits_row, a.ids + row * a.n_used, a.n_expert, a.n_used, weights, shared);
     const float w = luce_sigmoid(a.gate[row * a.gate_row]);
-    for (int i = blockIdx.y * THREADS + threadIdx.x; i < a.n; i += gridDim.y * THREADS) {
-        y[row * a.n + i] = mixture(a, row, i, weights, w);
+    const bool whole = is_whole(a) && luce_aligned(y);
+    for (int i0 = 4 * (blockIdx.y * THREADS + threadIdx.x); i0 < a.n; i0 += 4 * gridDim.y * THREADS) {
+        luce_store4(y + row * a.n, i0, a.n, whole, mixture(a, row, i0, whole, weights, w));
     }
 }
 
-// the mixture and the hyper-connection that takes it, the same arithmetic as one after the other
-__global__ void __launch_bounds__(THREADS) moe_hc_combine_kernel(
+// The mixture and the hyper-connection that takes it, the same arithmetic as one after the other. A thread block has n_stream
+// streams of a row: one where rows are few, all where reading the picks once counts.
+template <int n_stream>
+__global__ void __launch_bounds__(LUCE_STREAM_THREADS, 1) moe_hc_combine_kernel(
         const moe_args a, const float * residual, int64_t residual_row, const float * inject, int64_t inject_row, const float * gain,
         float * y, float * normed, float eps) {
+    constexpr int threads = LUCE_STREAM_THREADS;
     __shared__ float weights[MAX_USED];
-    __shared__ float shared[THREADS / 32];
-    const int64_t row    = blockIdx.x;
-    const int     stream = blockIdx.y;
-    const int     h      = a.n;
-    const int64_t n      = (int64_t) gridDim.y * h;
-    pick_weights(a.logits + row * a.logits_row, a.ids + row * a.n_used, a.n_expert, a.n_used, weights, shared);
+    __shared__ float shared[threads / 32];
+    const int64_t row = blockIdx.x;
+    const int     h   = a.n;
+    const int     all = (int) gridDim.y * n_stream;
+    ggml_cuda_pdl_sync();
+    pick_weights<threads>(a.logits + row * a.logits_row, a.ids + row * a.n_used, a.n_expert, a.n_used, weights, shared);
     const float shared_weight = luce_sigmoid(a.gate[row * a.gate_row]);
-    const float w = 2.0f * luce_sigmoid(inject[row * inject_row + stream] / (float) gridDim.y);
-    residual += row * residual_row + stream * h;
-    y        += row * n + stream * h;
-    float squares = 0.0f;
-    for (int i = threadIdx.x; i < h; i += THREADS) {
-        const float v = fmaf(mixture(a, row, i, weights, shared_weight), w, residual[i]);
-        y[i] = v;
-        squares += v * v;
-    }
-    const float scale = 1.0f / sqrtf(luce_block_sum<THREADS>(squares, shared) / (float) h + eps);
-    normed += row * n + stream * h;
-    for (int i = threadIdx.x; i < h; i += THREADS) {
-        normed[i] = y[i] * scale * gain[stream * h + i];
+    residual += row * residual_row;
+    y        += row * all * h;
+    normed   += row * all * h;
+    const bool whole = is_whole(a) && luce_aligned(residual) && luce_aligned(y) && luce_aligned(normed) && luce_aligned(gain);
+    // the mixture of a thread's first four values, read once for all its streams
+    const int    own  = 4 * (int) threadIdx.x;
+    const float4 kept = own < h ? mixture(a, row, own, whole, weights, shared_weight) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (int s = 0; s < n_stream; s++) {
+        const int   stream = (int) blockIdx.y * n_stream + s;
+        const float w      = 2.0f * luce_sigmoid(inject[row * inject_row + stream] / (float) all);
+        const float * x    = residual + stream * h;
+        luce_stream_norm(h, whole,
+            [=](int i0, bool w4) {
+                const float4 mixed = i0 == own ? kept : mixture(a, row, i0, w4, weights, shared_weight);
+                return luce_fma4(mixed, w, luce_load4(x, i0, h, w4));
+            },
+            y + stream * h, normed + stream * h, gain + stream * h, eps);
     }
 }
 
@@ -254,14 +279,16 @@ void luce_cuda_route(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
         best_of_each_row(ctx, dst, false);
         return;
     }
-    route_kernel<<<(unsigned) dst->ne[1], 32, 0, ctx.stream()>>>(
+    const ggml_cuda_kernel_launch_params params(dim3((unsigned) dst->ne[1]), dim3(32), (size_t) 0, ctx.stream());
+    ggml_cuda_kernel_launch(logits->ne[0] <= 512 ? route_kernel<16> : route_kernel<32>, params,
         (const float *) logits->data, luce_stride(logits), (int32_t *) dst->data, (int) logits->ne[0], (int) dst->ne[0]);
 }
 
 void luce_cuda_moe_combine(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     const moe_args a = args_of(dst);
-    const unsigned n_part = std::min<unsigned>((a.n + THREADS - 1) / THREADS, dst->ne[1] < 64 ? 16 : 1);
-    moe_combine_kernel<<<dim3((unsigned) dst->ne[1], n_part), THREADS, 0, ctx.stream()>>>(a, (float *) dst->data);
+    const unsigned n_part = std::min<unsigned>((a.n + 4 * THREADS - 1) / (4 * THREADS), dst->ne[1] < 64 ? 16 : 1);
+    const ggml_cuda_kernel_launch_params params(dim3((unsigned) dst->ne[1], n_part), dim3(THREADS), (size_t) 0, ctx.stream());
+    ggml_cuda_kernel_launch(moe_combine_kernel, params, a, (float *) dst->data);
 }
 
 void luce_cuda_moe_hc_combine(ggml_backend_cuda_context & ctx, const ggml_tensor * moe, ggml_tensor * dst) {
@@ -269,7 +296,11 @@ void luce_cuda_moe_hc_combine(ggml_backend_cuda_context & ctx, const ggml_tensor
     const ggml_tensor * residual = dst->src[0];
     const ggml_tensor * inject   = dst->src[2];
     float * y = (float *) dst->data;
-    moe_hc_combine_kernel<<<dim3((unsigned) residual->ne[1], (unsigned) inject->ne[0]), THREADS, 0, ctx.stream()>>>(
+    const int64_t n_row    = residual->ne[1];
+    const int64_t n_stream = inject->ne[0];
+    const bool    together = n_stream == 4 && n_row >= 64;
+    ggml_cuda_kernel_launch(together ? moe_hc_combine_kernel<4> : moe_hc_combine_kernel<1>,
+        luce_stream_launch(ctx, n_row, together ? 1 : n_stream),
         a, (const float *) residual->data, luce_stride(residual), (const float *) inject->data, luce_stride(inject),
         (const float *) dst->src[3]->data, y, y + residual->ne[0] * residual->ne[1], ggml_get_op_params_f32(dst, 2));
 }

@@ -123,6 +123,7 @@ static __global__ __launch_bounds__(LUCE_ATTN_THREADS) void luce_attn_any_kernel
 // A block a (head, row): the splits added in rising order, times sigmoid(gate).
 static __global__ __launch_bounds__(LUCE_ATTN_THREADS) void luce_attn_merge_kernel(const luce_attn_args a) {
     __shared__ float weights[LUCE_ATTN_SPLITS];
+    __shared__ float parts[LUCE_ATTN_SPLITS];
     const int      h   = blockIdx.x;
     const int64_t  r   = blockIdx.y;
     const luce_row row = a.rows[r];
@@ -138,18 +139,24 @@ static __global__ __launch_bounds__(LUCE_ATTN_THREADS) void luce_attn_merge_kern
     const float2 * sums   = a.sums + (r * a.n_head + h) * a.n_split;
     const float  * values = a.values + (r * a.n_head + h) * a.n_split * a.d;
     const float  * gate   = a.gate + r * a.gate_row + h * a.gate_head;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+        weights[i] = sums[i].x;
+        parts[i]   = sums[i].y;
+    }
+    __syncthreads();
     float top = -INFINITY;
     for (int i = 0; i < n; i++) {
-        top = fmaxf(top, sums[i].x);
+        top = fmaxf(top, weights[i]);
     }
+    __syncthreads();
     for (int i = threadIdx.x; i < n; i += blockDim.x) {
-        weights[i] = expf(sums[i].x - top);
+        weights[i] = expf(weights[i] - top);
     }
     __syncthreads();
     float sum = 0.0f;
     for (int i = 0; i < n; i++) {
         const int at = a.backwards ? n - 1 - i : i;
-        sum = fmaf(weights[at], sums[at].y, sum);
+        sum = fmaf(weights[at], parts[at], sum);
     }
     for (int d = threadIdx.x; d < a.d; d += blockDim.x) {
         float y = 0.0f;
@@ -202,7 +209,8 @@ void luce_cuda_qsa_attn(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     a.n_split = (steps + a.n_step - 1) / a.n_step;
 
     const int n_total = a.n_row;
-    const int n_batch = (int) std::min<size_t>(n_total, std::max<size_t>(1, LUCE_ATTN_BYTES / ((size_t) a.n_head * a.n_split * a.d * sizeof(float))));
+    const size_t n_bytes = (size_t) a.n_head * a.n_split * a.d * sizeof(float); // of a row
+    const int    n_batch = (int) std::min<size_t>({ (size_t) n_total, std::max<size_t>(1, LUCE_ATTN_BYTES / n_bytes), 32768 });
     ggml_cuda_pool_alloc<float>  values(ctx.pool(), (size_t) n_batch * a.n_head * a.n_split * a.d);
     ggml_cuda_pool_alloc<float2> sums(ctx.pool(), (size_t) n_batch * a.n_head * a.n_split);
     a.values = values.get();

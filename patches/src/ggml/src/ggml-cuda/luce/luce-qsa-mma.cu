@@ -125,32 +125,35 @@ static __global__ __launch_bounds__(LUCE_ATTN_WARPS * 32 * rows) void luce_attn_
     const int      lane  = threadIdx.x;
     const int      warp  = threadIdx.y;
     const int      t     = warp * 32 + lane;
-    const luce_row row   = a.rows[r];
-    if (row.slot < 0) {
-        return;
-    }
+    const luce_row      row  = a.rows[r];
     const luce_row_keys keys = luce_keys_of(a, r, row);
     const int first  = split * a.n_step * LUCE_ATTN_STEP;
     const int n      = min(keys.n - first, a.n_step * LUCE_ATTN_STEP); // keys of this split
     const int n_step = (n + LUCE_ATTN_STEP - 1) / LUCE_ATTN_STEP;
-    if (n <= 0) {
+    if (row.slot < 0 || n <= 0) {
         return;
+    }
+    static_assert(LUCE_ATTN_WARPS * 32 == LUCE_ATTN_MMA_D / 2, "a thread a pair of values");
+    const float2 * q = (const float2 *) (a.q + (r * a.n_head + (int64_t) kv * a.group) * LUCE_ATTN_MMA_D);
+    float2 query_pair[LUCE_ATTN_GROUP];
+#pragma unroll
+    for (int h = 0; h < LUCE_ATTN_GROUP; h++) { // on their way while the cells are found
+        query_pair[h] = h < a.group ? q[h * (LUCE_ATTN_MMA_D / 2) + t] : make_float2(0.0f, 0.0f);
     }
     // the last step is filled up with the split's first key, whose scores there are then masked
     for (int i = t; i < n_step * LUCE_ATTN_STEP; i += LUCE_ATTN_WARPS * 32) {
         cells[i] = (int) luce_key_cell(a, r, row, keys, first + (i < n ? i : 0));
     }
-    const float2 * q = (const float2 *) (a.q + (r * a.n_head + (int64_t) kv * a.group) * LUCE_ATTN_MMA_D);
-    for (int i = t; i < LUCE_ATTN_GROUP * LUCE_ATTN_MMA_D / 2; i += LUCE_ATTN_WARPS * 32) {
-        const int    h = i / (LUCE_ATTN_MMA_D / 2);
-        const float2 x = h < a.group ? q[i] : make_float2(0.0f, 0.0f);
-        qs[h * LUCE_ATTN_Q_STRIDE + i % (LUCE_ATTN_MMA_D / 2)] = make_half2(x.x, x.y);
+#pragma unroll
+    for (int h = 0; h < LUCE_ATTN_GROUP; h++) {
+        qs[h * LUCE_ATTN_Q_STRIDE + t] = make_half2(query_pair[h].x, query_pair[h].y);
     }
     luce_row_barrier<rows>();
 
     const int64_t width = (int64_t) LUCE_ATTN_MMA_D * a.n_kv;
     const half  * k     = (const half *) a.k + kv * LUCE_ATTN_MMA_D;
     const half  * v     = (const half *) a.v + kv * LUCE_ATTN_MMA_D + 64 * warp;
+    const int     flip  = a.backwards ? LUCE_ATTN_STEP / 16 - 1 : 0; // the fault: a step's sixteens in falling order
     // of the softmax, eight lanes a head
     const int head  = 4 * warp + lane / 8;
     const int eight = lane % 8;
@@ -191,7 +194,7 @@ static __global__ __launch_bounds__(LUCE_ATTN_WARPS * 32 * rows) void luce_attn_
         luce_values value[LUCE_ATTN_STEP / 16];
 #pragma unroll
         for (int i = 0; i < ahead; i++) { // on their way during the softmax
-            value[i].load(v, width, at + 16 * i);
+            value[i].load(v, width, at + 16 * (i ^ flip));
         }
 #pragma unroll
         for (int l = 0; l < luce_tile_acc::ne; l++) {
@@ -243,10 +246,10 @@ static __global__ __launch_bounds__(LUCE_ATTN_WARPS * 32 * rows) void luce_attn_
 #pragma unroll
         for (int i = 0; i < LUCE_ATTN_STEP / 16; i++) {
             if (i >= ahead) {
-                value[i].load(v, width, at + 16 * i);
+                value[i].load(v, width, at + 16 * (i ^ flip));
             }
             luce_tile_in weights;
-            load_ldmatrix(weights, ps + 8 * i, LUCE_ATTN_P_STRIDE);
+            load_ldmatrix(weights, ps + 8 * (i ^ flip), LUCE_ATTN_P_STRIDE);
 #pragma unroll
             for (int u = 0; u < 4; u++) {
                 luce_tile_in x;
