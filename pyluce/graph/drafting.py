@@ -90,6 +90,12 @@ class Drafter:
         graph = self._graphs.get(key)
         if graph is None:
             graph = DraftGraph(key, self._hparams, self._weights, self._pool, self._fault, self._keep_logits)
+            if not self._backend.is_cpu:
+                try:
+                    self._backend.check_supports(graph.graph)
+                except BaseException:
+                    graph.close()
+                    raise
             self._graphs[key] = graph
             self.n_built += 1
             while len(self._graphs) > RETAINED_DRAFT_GRAPHS:

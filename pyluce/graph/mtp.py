@@ -124,7 +124,7 @@ class DraftInputs:
 class DraftGraph:
     """k chained draft steps of B sequences, kept and replayed: tokens and residuals stay on the device between the steps.
 
-    `drafts[j]` I32 [1, B] are read after compute, the largest logit of step j, of equal ones the lowest id; `logits[j]` F32
+    `drafts[j]` I32 [B] are read after compute, the largest logit of step j, of equal ones the lowest id; `logits[j]` F32
     [n_vocab, B] are kept for tests with `keep_logits`.
     """
 
@@ -161,7 +161,7 @@ class DraftGraph:
             hidden, xn = self._step(g, h, w, pool, embd, hidden, j)
             x, _ = blocks.mix(g, h, w.head_mix, xn)
             logits = g.mul_mat(w.output, x)
-            best = g.made(luce.ggml_luce_route(g.ctx, logits, 1), "route")
+            best = g.made(luce.ggml_luce_argmax(g.ctx, logits), "argmax")
             ggml.ggml_set_output(best)
             self.drafts.append(best)
             if keep_logits:
