@@ -44,7 +44,12 @@ class RopeTable:
             out[chosen] = self._block(block)[starts[chosen] % self.BLOCK]
 
     def fill_at(self, out: npt.NDArray[np.float32], positions: list[int]) -> None:
-        """Rows of `out` [n, rope_dim] for a few positions."""
+        """The first rows of `out` [T, rope_dim] for a few positions."""
+        blocks = {position // self.BLOCK for position in positions}
+        if len(positions) > 2 and len(blocks) == 1:
+            first = blocks.pop() * self.BLOCK
+            out[: len(positions)] = self._block(first // self.BLOCK)[[position - first for position in positions]]
+            return
         for row, position in enumerate(positions):
             out[row] = self._block(position // self.BLOCK)[position % self.BLOCK]
 

@@ -232,8 +232,15 @@ class TrunkRunner:
         groups: dict[int, tuple[SequenceState, list[int]]] = {}
         places: dict[int, list[int]] = {}
         for i, (state, token) in enumerate(rows):
-            groups.setdefault(state.slot, (state, []))[1].append(token)
-            places.setdefault(state.slot, []).append(i)
+            slot = state.slot
+            if slot in groups:
+                groups[slot][1].append(token)
+                places[slot].append(i)
+            else:
+                groups[slot] = (state, [token])
+                places[slot] = [i]
+        if len(groups) == len(rows):
+            return list(groups.values()), list(range(len(rows)))
         return list(groups.values()), [i for slot in groups for i in places[slot]]
 
     def draft(self, requests: Sequence[tuple[SequenceState, int, int]]) -> list[list[int]]:
@@ -271,12 +278,12 @@ class TrunkRunner:
 
     def _compute(self, phase: Phase, groups: list[tuple[SequenceState, list[int]]], n_out: int) -> StepGraph:
         """Compute a step; the graph, whose results can be read until the next."""
-        n_rows = sum(len(tokens) for _, tokens in groups)
+        n_rows = sum([len(tokens) for _, tokens in groups])
         for state, tokens in groups:
             state.begin_write(len(tokens), keeps_rows=phase is Phase.ROW)
         whole_units = phase is Phase.CHUNK and self.options.debug_fault != "cut_variant"
         padded = pad_rows(n_rows) if whole_units else n_rows
-        furthest = max(state.length + len(tokens) for state, tokens in groups)
+        furthest = max([state.length + len(tokens) for state, tokens in groups])
         # the head must not see how many rows are wanted either
         n_out_padded = pad_rows(n_out) if whole_units else n_out
         graph = self._graph(GraphKey(phase, padded, n_out_padded, self._span(furthest)))
