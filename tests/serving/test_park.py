@@ -31,6 +31,7 @@ from pyluce.engine.stats import Activity
 from pyluce.luce import Completion
 from pyluce.options import OptionError
 from tests.serving.test_prefix_cache import OPTIONS, prompt, run, same
+from tests.support.disk import quick_disk  # noqa: F401
 from tests.support.models import TEST_SHAPE, model_cache  # noqa: F401
 from tests.support.real_model import tiny_model  # noqa: F401
 

@@ -15,6 +15,7 @@ import pytest
 from pyluce import Luce
 from pyluce.engine import GenerationRequest, SamplingParams
 from pyluce.luce import Completion
+from tests.support.disk import quick_disk  # noqa: F401
 from tests.support.runs import prompt_tokens
 
 VOCAB = 288

@@ -24,6 +24,7 @@ from pyluce.state.disk_folder import CacheDirError, FolderLock
 from pyluce.state.entry_file import MAGIC, DamagedError, StateImage, read_head, write_entry
 from pyluce.state.image import take_live_image
 from pyluce.state.prefix_cache import prefix_keys
+from tests.support.disk import quick_disk  # noqa: F401
 from tests.support.models import TEST_SHAPE, ModelCache, model_cache  # noqa: F401
 from tests.support.real_model import require_libraries
 
