@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pyluce.graph.inputs import Group, RopeTable
+from pyluce.graph.inputs import Group
 from pyluce.graph.mtp import DraftGraph
+from pyluce.graph.rope import RopeTable
 from pyluce.graph.trunk import StepGraph
 from pyluce.native.tensors import tensor_set, tensor_struct
 from pyluce.state import SequenceState, StatePool
