@@ -17,7 +17,6 @@ from pyluce.native.tensors import tensor_struct
 from pyluce.state.pool import StatePool
 from pyluce.weights import HParams
 
-
 ATTN_PHASE_PARAM: Final = (
     5  # of qsa_attn: a device splits the keys of a row by the phase, never by how many rows there are
 )
