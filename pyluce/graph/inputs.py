@@ -5,7 +5,6 @@ On a host backend the inputs are written in place (numpy views of the tensors' m
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
@@ -20,7 +19,7 @@ from pyluce.graph.trunk import StepGraph
 from pyluce.native.errors import NativeError
 from pyluce.native.ggml import ggml_nbytes
 from pyluce.native.luce import Phase, ggml_luce_dequantize_rows
-from pyluce.native.tensors import tensor_get, tensor_struct
+from pyluce.native.tensors import tensor_get, tensor_memory, tensor_struct
 from pyluce.state import SequenceState, StatePool
 from pyluce.state.pages import PAGE_TOKENS
 from pyluce.weights import GatherCounts, ModelFile, PleTable, ple_row_ids, ple_window_row_ids
@@ -32,18 +31,10 @@ FEW_ROWS: Final = 64
 """Up to this many rows are written together, whichever sequences they belong to: a numpy call costs as much as a row."""
 
 
-def host_array(tensor: int, dtype: type[S]) -> npt.NDArray[S]:
-    """A tensor's own memory on a host backend, [ne1, ne0] for one or two axes."""
-    header = tensor_struct(tensor)
-    shape = (header.ne[1], header.ne[0])
-    size = shape[0] * shape[1] * np.dtype(dtype).itemsize
-    return np.frombuffer((ctypes.c_char * size).from_address(header.data), dtype).reshape(shape)
-
-
 def read_rows(tensor: int, first: int, count: int, on_host: bool) -> npt.NDArray[np.float32]:
     """A copy of rows of an F32 result [ne1, ne0]; on a host backend only of those."""
     if on_host:
-        return host_array(tensor, np.float32)[first : first + count].copy()
+        return tensor_memory(tensor, np.float32)[first : first + count].copy()
     header = tensor_struct(tensor)
     return tensor_get(tensor, np.float32, (header.ne[1], header.ne[0]))[first : first + count]
 
@@ -68,7 +59,7 @@ class InputBuffers:
 
     def _array(self, tensor: int, dtype: type[S]) -> npt.NDArray[S]:
         if self._staging is None:
-            return host_array(tensor, dtype)
+            return tensor_memory(tensor, dtype)
         ne = tensor_struct(tensor).ne
         array = self._staging.array(self._block, self.n_bytes, (ne[1], ne[0]), dtype)
         self.n_bytes = aligned(self.n_bytes + array.nbytes)

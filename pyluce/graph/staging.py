@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy.typing as npt
 
 from pyluce.native import ggml_backend as api
 from pyluce.native.backend import Backend, BackendBuffer
+from pyluce.native.tensors import memory_at
 
 S = TypeVar("S", bound=np.generic)
 
@@ -43,8 +43,7 @@ class Staging:
             return
         size = -(-n_bytes // ALIGNMENT) * ALIGNMENT
         self._buffer = BackendBuffer.of_size(self._host_type, 2 * size)
-        memory = memoryview((ctypes.c_uint8 * (2 * size)).from_address(self._buffer.base))
-        both = np.frombuffer(memory, np.uint8)
+        both = memory_at(self._buffer.base, 2 * size)
         both[:] = 0
         self._blocks = [both[:size], both[size:]]
 
