@@ -71,6 +71,7 @@ class TrunkRunner:
         self.options = options or RunnerOptions()
         self._guard = ThreadGuard("TrunkRunner")
         self._graphs: OrderedDict[GraphKey, StepGraph] = OrderedDict()
+        self._recent: StepGraph | None = None  # the graph of the last step
         self._closers: list[Closable] = []
         self._work_bytes = 0
         self._n_built = 0
@@ -221,6 +222,8 @@ class TrunkRunner:
         graph = self._compute(Phase.ROW, groups, len(rows))
         found = self._results.rows(graph, [wants_logits[i] for i in order])
         self._commit(groups, Phase.ROW)
+        if len(groups) == len(rows):
+            return found
         out = found.copy()
         for place, row in zip(order, found, strict=True):
             out[place] = row
@@ -312,6 +315,8 @@ class TrunkRunner:
         return span_blocks(self.hparams, self._pool.pages_per_slot, n_tokens)
 
     def _graph(self, key: GraphKey) -> StepGraph:
+        if self._recent is not None and self._recent.key == key:
+            return self._recent
         graph = self._graphs.get(key)
         if graph is None:
             fault = self.options.debug_fault
@@ -338,6 +343,7 @@ class TrunkRunner:
             if self._allocator.epoch != epoch:
                 self._drop_graphs(keep=key)
         self._graphs.move_to_end(key)
+        self._recent = graph
         return graph
 
     def _drop_graphs(self, keep: GraphKey | None = None) -> None:
@@ -347,6 +353,8 @@ class TrunkRunner:
 
     def _drop_graph(self, key: GraphKey) -> None:
         graph = self._graphs.pop(key)
+        if graph is self._recent:
+            self._recent = None
         self._inputs.forget(graph)
         graph.close()
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from pyluce.graph import blocks, mtp
 from pyluce.graph.arrays import FEW_ROWS, GraphInputs, InputSpec
 from pyluce.graph.blocks import StepInputs
@@ -63,6 +66,7 @@ class StepGraph:
             self.picks: list[int] = []
             self.logits: int | None = None
             self.best: int | None = None
+            self.memory: dict[int, npt.NDArray[np.uint8]] = {}  # of results on a host backend, by tensor
             self._build(scope, hparams, weights, pool)
         except BaseException:
             self.arena.close()
