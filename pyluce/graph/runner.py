@@ -24,6 +24,7 @@ from pyluce.graph.largest import largest_graphs
 from pyluce.graph.layers import TrunkWeights
 from pyluce.graph.mtp_inputs import DraftWriter
 from pyluce.graph.options import RunnerOptions
+from pyluce.graph.picks import RouteSink, read_picks
 from pyluce.graph.report import device_report, host_bytes, snapshot_report, weights_report
 from pyluce.graph.results import Logits, ResultReader, Row
 from pyluce.graph.staging import Staging
@@ -66,9 +67,15 @@ class TrunkRunner:
     """A loaded model with its state pool. Context manager; `close()` frees everything."""
 
     def __init__(
-        self, model_path: str | os.PathLike[str], options: RunnerOptions | None = None, progress: Progress | None = None
+        self,
+        model_path: str | os.PathLike[str],
+        options: RunnerOptions | None = None,
+        progress: Progress | None = None,
+        routes: RouteSink | None = None,
     ) -> None:
+        """`routes`: counts the experts that each computed row picks."""
         self.options = options or RunnerOptions()
+        self._routes = routes
         self._guard = ThreadGuard("TrunkRunner")
         self._graphs: OrderedDict[GraphKey, StepGraph] = OrderedDict()
         self._recent: StepGraph | None = None  # the graph of the last step
@@ -76,7 +83,7 @@ class TrunkRunner:
         self._work_bytes = 0
         self._n_built = 0
         self._expected: Stretch | None = None
-        self.before_compute: Callable[[], object] | None = None  # see `pyluce.engine.protocols.Launching`
+        self.on_launch: Callable[[], object] | None = None  # see `pyluce.engine.protocols.Launching`
         load_libraries(parse_device(self.options.device)[0])
         try:
             self._load(model_path, progress)
@@ -299,14 +306,18 @@ class TrunkRunner:
         if phase is Phase.CHUNK and self._expected is not None:
             expected, self._expected = self._expected, None
             self._inputs.expect(expected)
-        if self.before_compute is not None:
-            self.before_compute()
+        if self._backend.is_cpu and self.on_launch is not None:
+            self.on_launch()
         graph.start(self._backend)
+        if not self._backend.is_cpu and self.on_launch is not None:
+            self.on_launch()
         return graph
 
     def _commit(self, groups: list[tuple[SequenceState, list[int]]], phase: Phase) -> None:
         self._backend.wait()
         self._inputs.computed()
+        if self._routes is not None and self._recent is not None and self._recent.all_picks is not None:
+            self._routes.add(read_picks(self._recent.all_picks, sum(len(tokens) for _, tokens in groups)))
         for state, tokens in groups:
             state.commit(tokens, by_chunk=phase is Phase.CHUNK)
 
@@ -323,7 +334,13 @@ class TrunkRunner:
             upstream = fault == ("batch_variant" if key.phase is Phase.ROW else "cut_variant")
             matmul_phase = Phase.UPSTREAM if upstream else key.phase
             graph = StepGraph(
-                key, self.hparams, self._weights, self._pool, _FAULTS.get(fault or "", Fault.NONE), matmul_phase
+                key,
+                self.hparams,
+                self._weights,
+                self._pool,
+                _FAULTS.get(fault or "", Fault.NONE),
+                matmul_phase,
+                collect_picks=self._routes is not None,
             )
             if self._backend.is_cpu:
                 self._work_bytes = max(self._work_bytes, cpu_work_bytes(graph.graph, self.options.n_threads))
