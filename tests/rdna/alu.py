@@ -10,11 +10,11 @@ import numpy as np
 
 from tests.rdna import arithmetic as A
 from tests.rdna.decode import Instruction, meaning, operand_bits, plain_name
-from tests.rdna.errors import UnknownInstruction
+from tests.rdna.errors import OutOfBounds, UnknownInstruction
 from tests.rdna.operands import Read, dpp_source, put_scalar, put_vector, scalar_source, vector_source
 from tests.rdna.overrides import MEANINGS
 from tests.rdna.pcode import Meaning, compile_text
-from tests.rdna.waves import EXEC, LANES, VCC, Waves
+from tests.rdna.waves import EXEC, LANES, M0, VCC, Waves
 
 Step = Callable[[Waves], None]
 LANE_IDS = np.arange(LANES, dtype=np.uint32)[None, :]
@@ -394,6 +394,19 @@ def lane_access(arch: str, i: Instruction) -> Step | None:
             w.v[register][np.arange(w.n), np.broadcast_to(select(w) & 31, (w.n,))] = value(w)
 
         return writelane
+    if i.name in ("v_permlane16_b32", "v_permlanex16_b32"):
+        return _permlane16(i)
+    if i.name == "v_swap_b32":
+        a, b = i["vdst"] - 256, i["src0"] - 256
+
+        def swap(w: Waves) -> None:
+            old = w.v[a].copy()
+            w.put(a, w.v[b])
+            w.put(b, old)
+
+        return swap
+    if i.name in ("v_movrels_b32", "v_movreld_b32"):
+        return _relative(i)
     if i.name.startswith("v_s_"):
         m = meaning_of(arch, i.op)
         read = _modified(scalar_source(i["src0"], 32, "F32", i.literal), 32, bool(i["neg"] & 1), bool(i["abs"] & 1))
@@ -401,3 +414,45 @@ def lane_access(arch: str, i: Instruction) -> Step | None:
             raise UnknownInstruction(f"{i}: output modifier.")
         return lambda w: w.put_scalar(i["vdst"], m.function(read(w))[0])
     return None
+
+
+def _relative(i: Instruction) -> Step:
+    """A register whose number is M0 more than written: the source of v_movrels_b32, the destination of v_movreld_b32."""
+    read, d = vector_source(i["src0"], 32, "B32", i.literal), i["vdst"] - 256
+    first = i["src0"] - 256 if i.name == "v_movrels_b32" else d
+
+    def step(w: Waves) -> None:
+        register = first + w.s[M0].astype(np.int64)
+        if (register < 0).any() or (register >= len(w.v)).any():
+            raise OutOfBounds(f"{i}: M0 leads to vector register {int(register.max())} of {len(w.v)}.")
+        wave = np.arange(w.n)
+        if i.name == "v_movrels_b32":
+            w.put(d, w.vectors[register, wave])
+        else:
+            w.vectors[register, wave] = np.where(w.mask, read(w), w.vectors[register, wave])
+
+    return step
+
+
+def _permlane16(i: Instruction) -> Step:
+    """Any lane of the own (or the other) row of 16, chosen by 4 bits for each lane of the row in two scalars."""
+    read = vector_source(i["src0"], 32, "B32")
+    low, high = (scalar_source(i[f"src{k}"], 32, "B32", i.literal) for k in (1, 2))
+    other = 16 if "x16" in i.name else 0
+    fetch_inactive, bound = bool(i["opsel"] & 1), bool(i["opsel"] & 2)
+    lane = np.arange(LANES)
+
+    def step(w: Waves) -> None:
+        select = low(w).astype(np.uint64) | high(w).astype(np.uint64) << np.uint64(32)
+        within = (
+            np.broadcast_to(select, (w.n,))[:, None] >> ((lane & 15) * 4).astype(np.uint64) & np.uint64(15)
+        ).astype(int)
+        source = ((lane & 16) ^ other) | within
+        value = np.take_along_axis(np.broadcast_to(read(w), (w.n, LANES)), source, axis=1)
+        if not w.full and not fetch_inactive:
+            active = np.take_along_axis(w.mask, source, axis=1)
+            old = np.uint32(0) if bound else w.v[i["vdst"] - 256]
+            value = np.where(active, value, old)
+        w.put(i["vdst"] - 256, value)
+
+    return step

@@ -63,9 +63,7 @@ class Machine:
             raise RdnaError(f"{kernel.demangled}: expected blocks of 1 to {kernel.max_block} threads, found {block}.")
         if d.float_mode() != (0, 0, 3, 3):
             raise UnknownInstruction(f"{kernel.demangled}: float mode {d.float_mode()}, expected (0, 0, 3, 3).")
-        if not kernel.cache:
-            kernel.cache["program"] = Program(kernel)
-        self.program: Program = kernel.cache["program"]
+        self.program = Program.of(kernel)
         self.stats = Stats()
         self.races = Races(self.program.granule, self.program.instructions, self.program.atomic) if races else None
         self.raise_races = races is True
@@ -76,7 +74,8 @@ class Machine:
         self.scratch_bytes = d.scratch_bytes
         self.scratch_stride = -(-d.scratch_bytes // 4) * 4
         self.stats.largest_lds = self.lds_bytes
-        self.kernarg = memory.alloc(self._arguments(args), "kernel arguments", align=64)
+        self.temporary: list[int] = []
+        self.kernarg = self._temporary(self._arguments(args), "kernel arguments")
         self.group_waves = -(-self.threads // LANES)
         self.workgroups = workgroups if workgroups is not None else range(grid[0] * grid[1] * grid[2])
 
@@ -84,7 +83,9 @@ class Machine:
 
     def _arguments(self, args: Sequence[Any] | bytes) -> bytes:
         d, explicit = self.kernel.descriptor, [a for a in self.kernel.arguments if not a.hidden]
-        block = bytearray(max(d.kernarg_bytes, 8))
+        block = bytearray(
+            -(-max(d.kernarg_bytes, 8) // 64) * 64
+        )  # scalar loads may read to the end of 16 aligned bytes
         if isinstance(args, (bytes, bytearray)):
             size = max((a.offset + a.size for a in explicit), default=0)
             if len(args) < size:
@@ -105,6 +106,10 @@ class Machine:
                 value = self._hidden(argument.kind)
                 block[argument.offset : argument.offset + argument.size] = value.to_bytes(argument.size, "little")
         return bytes(block)
+
+    def _temporary(self, data: bytes, name: str) -> int:
+        self.temporary.append(self.memory.alloc(data, name, align=64))
+        return self.temporary[-1]
 
     @staticmethod
     def _bytes(value: Any, size: int) -> bytes:
@@ -140,7 +145,7 @@ class Machine:
         head = struct.pack(
             "<6H5IQQQQ", 0, dims, *self.block, 0, *sizes, self.scratch_bytes, self.lds_bytes, 0, self.kernarg, 0, 0
         )
-        return self.memory.alloc(head, "dispatch packet", align=64)
+        return self._temporary(head, "dispatch packet")
 
     def _start(self, chunk: Sequence[int]) -> None:
         """Registers of the waves of these workgroups, as the hardware sets them up."""
@@ -197,10 +202,14 @@ class Machine:
 
     def run(self) -> Stats:
         per = max(1, RESIDENT // self.group_waves)
-        with np.errstate(all="ignore"):
-            for start in range(0, len(self.workgroups), per):
-                self._start(self.workgroups[start : start + per])
-                self._chunk()
+        try:
+            with np.errstate(all="ignore"):
+                for start in range(0, len(self.workgroups), per):
+                    self._start(self.workgroups[start : start + per])
+                    self._chunk()
+        finally:
+            for address in self.temporary:
+                self.memory.free(address)
         self.stats.groups = len(self.workgroups)
         self.stats.waves = self.stats.groups * self.group_waves
         if self.races is not None:
@@ -241,8 +250,10 @@ class Machine:
         index: Any = chosen
         if int(chosen[-1]) == first + step * (count - 1) and (np.diff(chosen) == step).all():
             index = slice(first, int(chosen[-1]) + 1, step)
-        regular = isinstance(index, slice)
+        regular = isinstance(index, slice) and step == 1
         vectors, scalars, scc = self.vectors[:, index], self.scalars[:, index], self.scc[index]
+        if not regular:  # steps write through flat views: each register contiguous
+            vectors, scalars, scc = np.ascontiguousarray(vectors), np.ascontiguousarray(scalars), scc.copy()
         w = Waves(self, vectors, scalars, scc, index)
         program, stats = self.program, self.stats
         executed: dict[int, int] = {}

@@ -54,15 +54,23 @@ class Block:
 class Program:
     """Translated code of one kernel, block by block as execution reaches them."""
 
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
-        self.arch, self.image = kernel.code.arch, kernel.code.image
+    def __init__(self, arch: str, image: bytes | bytearray, entry: int, end: int, name: str) -> None:
+        self.arch, self.image, self.entry, self.end, self.name = arch, image, entry, end, name
         self.blocks: dict[int, Block] = {}
         self.instructions: list[Instruction] = []  # those that access memory, numbered for the race record
         self.atomic: list[bool] = []
         self.leaders: set[int] = set()
         self.granule = 4
         self._scan()
+
+    @classmethod
+    def of(cls, kernel: Kernel) -> Program:
+        """The kernel's program, made once."""
+        if "program" not in kernel.cache:
+            code, entry = kernel.code, kernel.descriptor.entry
+            kernel.cache["program"] = cls(code.arch, code.image, entry, kernel.end, kernel.name)
+        program: Program = kernel.cache["program"]
+        return program
 
     def number(self, instruction: Instruction, atomic: bool) -> int:
         self.instructions.append(instruction)
@@ -71,8 +79,8 @@ class Program:
 
     def _scan(self) -> None:
         """Branch targets, and the narrowest store."""
-        pc = self.kernel.descriptor.entry
-        while pc < self.kernel.end:
+        pc = self.entry
+        while pc < self.end:
             i = decode(self.image, pc, self.arch)
             after = pc + i.size
             if i.name in ENDS:
@@ -100,7 +108,7 @@ class Program:
         pc, signalled = start, False
         while True:
             if not 0 <= pc < len(self.image):
-                raise RdnaError(f"{self.kernel.demangled}: execution left the code at {pc:#x}.")
+                raise RdnaError(f"{self.name}: execution left the code at {pc:#x}.")
             i = decode(self.image, pc, self.arch)
             after = pc + i.size
             opcodes[i.name] += 1
