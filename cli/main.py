@@ -21,6 +21,7 @@ from cli.props import props
 from cli.routes import routes
 from cli.run import run
 from cli.top import top
+from cli.tune import tune
 from pyluce import __version__
 
 EXIT_FAILED = 1
@@ -42,6 +43,7 @@ luce.add_command(unpark)
 luce.add_command(hash_command)
 luce.add_command(doctor)
 luce.add_command(plan)
+luce.add_command(tune)
 luce.add_command(profiles)
 luce.add_command(routes)
 

@@ -47,7 +47,7 @@ def keep_model(runner: TrunkRunner, lock: FolderLock | None, options: LoadOption
     """A keeper that owns the runner, with what is in the locked folder. Raises OptionError, and closes the runner then."""
 
     def identify(runner: TrunkRunner) -> dict[str, str]:
-        return state_identity(runner.model, runner.options, options.chat_template)
+        return state_identity(runner.model, runner.options, options.chat_template, runner.tuned.tuning)
 
     try:
         disk = None

@@ -39,6 +39,7 @@ class RunnerOptions:
     cut at its multiples. repack: keep matrices in the CPU's own layout (a copy in memory, faster prefill). debug_fault
     plants a fault that tests must notice; None in every real run.
     mtp: use the model's draft head, or that of the file `draft_path`; its state is part of every sequence's.
+    tune: "off", "auto" or a file: see `pyluce.tuning`; a loaded runner's options name the file that is in effect, or "off".
     prefix_cache_bytes: what kept prompts may take, half of it pages that are allocated at once; 0 keeps nothing.
     """
 
@@ -54,6 +55,7 @@ class RunnerOptions:
     device: str = "cpu"
     mtp: bool = False
     draft_path: str | None = None
+    tune: str = "off"
 
     def __post_init__(self) -> None:
         try:

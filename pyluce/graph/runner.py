@@ -37,6 +37,7 @@ from pyluce.native.luce import Fault, Phase
 from pyluce.native.measure import cpu_work_bytes
 from pyluce.native.thread import ThreadGuard
 from pyluce.state import SequenceState, SnapshotStore, StatePool
+from pyluce.tuning import OFF, model_products, tune_device
 from pyluce.weights import HParams, PleTable, open_model, place_weights
 from pyluce.weights.model_file import Progress
 
@@ -96,6 +97,8 @@ class TrunkRunner:
         self.model = self._owned(open_model(model_path, progress, draft=o.draft_path))
         h = self.model.hparams
         self._backend = self._owned(Backend(o.device, o.n_threads))
+        self.tuned = self._owned(tune_device(o.device, o.tune, model_products(h, self.model.tensors.values())))
+        self.options = replace(o, tune=self.tuned.tuning.path or OFF)
         if o.mtp:
             self.model.attach_draft(embedding=not self._backend.is_cpu)
         self._placed = self._owned(place_weights(self.model, self._backend, repack=o.repack, progress=progress))

@@ -112,6 +112,7 @@ def runner_options(plan: MemoryPlan, options: LoadOptions) -> RunnerOptions:
         chunk_tokens=plan.chunk_tokens,
         repack=options.repack,
         device=options.device,
+        tune=options.tune,
         prefix_cache_bytes=plan.prefix_cache_bytes,
         mtp=plan.request.mtp,
         draft_path=None if options.draft is None or not plan.request.mtp else str(options.draft),
