@@ -128,7 +128,7 @@ class LoadOptions:
                 raise OptionError(
                     "park_after: expected a cache_dir, where the prefix cache is kept meanwhile (or prefix_cache_mib 0), found none"
                 )
-        if self.park_reset and self.device == "cpu":
+        if self.park_reset and self.device == "cpu" and self.expert_device is None:
             raise OptionError("park_reset: expected a GPU as device, found cpu")
         _check_integer("max_queue", self.max_queue, 0, MAX_QUEUE)
         if isinstance(self.prefill_share, bool) or not isinstance(self.prefill_share, (int, float)):
