@@ -8,6 +8,8 @@
   inputs, sending them, starting, and waiting with the results read.
 * engine: the same through `BatchCore`, with text, events and statistics.
 
+Each with and without steps that are launched early (`pyluce.graph.early`).
+
 Times are medians in microseconds.
 """
 
@@ -62,7 +64,7 @@ def watched(parts: dict[str, list[float]]) -> Iterator[None]:
     places: list[tuple[type[Any], str, str]] = [
         (Staging, "send", "send"),
         (Backend, "start", "start"),
-        (ResultReader, "_fetch", "wait and read"),
+        (ResultReader, "_arrived", "wait and read"),
     ]
     plain = [getattr(owner, name) for owner, name, _ in places]
 
@@ -102,9 +104,10 @@ def device_times(runner: TrunkRunner) -> dict[str, float]:
 
     The inputs go along: a step uses their memory for other things when it has read them.
     """
-    graph, backend = runner._recent, runner._backend
+    graph, backend, inputs = runner._recent, runner._backend, runner._inputs
     assert graph is not None
-    arrays = runner._inputs._arrays(graph)
+    runner._abandon()
+    arrays = inputs._arrays(graph, inputs._place(graph)[1])
     backend.wait()
     whole, launches = [], []
     for _ in range(5):
@@ -158,12 +161,14 @@ def measure(model: Path, device: str, counts: list[int], steps: int) -> list[dic
     """A record for each number of rows."""
     records = []
     n_ctx = 4 * (WARM_UP + steps) + 64
-    for count in counts:
-        with TrunkRunner(model, RunnerOptions(n_ctx=n_ctx, n_slots=count, max_rollback=0, device=device)) as runner:
+    for count, early in [(count, early) for count in counts for early in (False, True)]:
+        options = RunnerOptions(n_ctx=n_ctx, n_slots=count, max_rollback=0, device=device, early=early)
+        with TrunkRunner(model, options) as runner:
             states = [runner.new_sequence() for _ in range(count)]
             for state in states:
                 runner.prefill(state, [5, 6, 7])
-            record: dict[str, Any] = {"rows": count, "step, tokens": median(step_times(runner, states, steps, False))}
+            record: dict[str, Any] = {"rows": count, "early": early}
+            record["step, tokens"] = median(step_times(runner, states, steps, False))
             parts: dict[str, list[float]] = {}
             with watched(parts):
                 step_times(runner, states, steps, False)
@@ -174,6 +179,8 @@ def measure(model: Path, device: str, counts: list[int], steps: int) -> list[dic
             for state in states:
                 state.free()
             record["engine"] = engine_times(runner, count, steps)
+            if runner._early is not None:
+                record["launched early, used"] = (runner._early.launched, runner._early.used)
             records.append(record)
             print(json.dumps(record), flush=True)
     return records

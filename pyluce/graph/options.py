@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from pyluce.native.devices import parse_device
@@ -17,6 +17,7 @@ MAX_SLOTS: Final = 64
 MAX_CTX: Final = 1 << 24
 MAX_ROLLBACK: Final = 64
 CHUNK_UNIT: Final = 16
+EARLY_VARIABLE: Final = "LUCE_EARLY"
 
 FAULTS: Final = (
     "batch_variant", "cut_variant", "stale_conv", "stale_ple", "stale_ring", "tie_high", "nan_leak", "scan_order",
@@ -39,6 +40,8 @@ class RunnerOptions:
     cut at its multiples. repack: keep matrices in the CPU's own layout (a copy in memory, faster prefill). debug_fault
     plants a fault that tests must notice; None in every real run.
     mtp: use the model's draft head, or that of the file `draft_path`; its state is part of every sequence's.
+    early: where the device has gates, launch a row step before its tokens are known (`pyluce.graph.early`); no result depends on it.
+      The default is what the variable LUCE_EARLY says: 1, or not.
     tune: "off", "auto" or a file: see `pyluce.tuning`; a loaded runner's options name the file that is in effect, or "off".
     prefix_cache_bytes: what kept prompts may take, half of it pages that are allocated at once; 0 keeps nothing.
     """
@@ -56,6 +59,7 @@ class RunnerOptions:
     mtp: bool = False
     draft_path: str | None = None
     tune: str = "off"
+    early: bool = field(default_factory=lambda: os.environ.get(EARLY_VARIABLE) == "1")
 
     def __post_init__(self) -> None:
         try:

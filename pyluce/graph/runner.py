@@ -19,6 +19,8 @@ import numpy as np
 from pyluce.graph.ahead import Stretch
 from pyluce.graph.chunks import chunk_bounds, pad_rows, span_blocks
 from pyluce.graph.drafting import Drafter
+from pyluce.graph.early import EarlyStep
+from pyluce.graph.groups import Group, check_tokens, group_rows
 from pyluce.graph.inputs import InputWriter
 from pyluce.graph.largest import largest_graphs
 from pyluce.graph.layers import TrunkWeights
@@ -30,8 +32,9 @@ from pyluce.graph.results import Logits, ResultReader, Row
 from pyluce.graph.staging import Staging
 from pyluce.graph.trunk import GraphKey, StepGraph
 from pyluce.native import load_libraries
-from pyluce.native.backend import Backend, GraphAllocator
+from pyluce.native.backend import Backend, BackendEvent, GraphAllocator
 from pyluce.native.devices import parse_device
+from pyluce.native.gate import StreamGate
 from pyluce.native.ggml_backend import ggml_backend_buft_is_host
 from pyluce.native.luce import Fault, Phase
 from pyluce.native.measure import cpu_work_bytes
@@ -80,6 +83,7 @@ class TrunkRunner:
         self._guard = ThreadGuard("TrunkRunner")
         self._graphs: OrderedDict[GraphKey, StepGraph] = OrderedDict()
         self._recent: StepGraph | None = None  # the graph of the last step
+        self._early: EarlyStep | None = None
         self._closers: list[Closable] = []
         self._work_bytes = 0
         self._n_built = 0
@@ -110,8 +114,12 @@ class TrunkRunner:
         self._allocator = self._owned(GraphAllocator(self._backend))
         on_host = ggml_backend_buft_is_host(self._backend.buffer_type)
         staging = None if on_host else self._owned(Staging(self._backend))
-        self._results = self._owned(ResultReader(self._backend, on_host))
-        self._inputs = self._owned(InputWriter(self.model, self._pool, self._ple, staging, fault))
+        gate = None if on_host or fault is not None or self._routes is not None else self._gate()
+        event = self._owned(BackendEvent(self._backend)) if gate is not None else None
+        row_staging = self._owned(Staging(self._backend)) if gate is not None else None
+        self._results = self._owned(ResultReader(self._backend, on_host, event))
+        self._inputs = self._owned(InputWriter(self.model, self._pool, self._ple, staging, row_staging, fault))
+        self._early = EarlyStep(gate, self._inputs.pad_next, self._launch_early) if gate is not None else None
         self._drafter: Drafter | None = None
         if fault == "stream_norm" and self._weights.mtp is not None:
             self._weights.mtp = replace(self._weights.mtp, norm_groups=h.hc_count)
@@ -132,6 +140,15 @@ class TrunkRunner:
         longest = min(o.chunk_tokens, pad_rows(o.n_ctx))
         for key in largest_graphs(longest, o.n_slots * (1 + o.max_rollback), self._span(o.n_ctx)):
             self._graph(key)
+
+    def _gate(self) -> StreamGate | None:
+        """What steps are launched early behind; None where they are not."""
+        gate = StreamGate.for_backend(self._backend) if self.options.early else None
+        return gate if gate is None else self._owned(gate)
+
+    def _launch_early(self, graph: StepGraph) -> None:
+        self._inputs.send_next(graph)
+        graph.start(self._backend)
 
     def _owned(self, thing: C) -> C:
         self._closers.append(thing)
@@ -167,7 +184,7 @@ class TrunkRunner:
         before any work; NativeError when a step fails, after which the sequence must be cleared.
         """
         self._guard.check()
-        self._check_tokens(tokens)
+        check_tokens(tokens, self.vocab_size)
         if not tokens:
             raise ValueError("expected at least one token to prefill, found none")
         if len(tokens) > state.room:
@@ -202,7 +219,7 @@ class TrunkRunner:
         if not 0 <= begin < end <= len(prompt):
             raise ValueError(f"expected a part of a prompt of {len(prompt)} tokens, found {begin} to {end}")
         before, tokens = prompt[max(0, begin - MAX_BEFORE) : begin], prompt[begin:end]
-        self._check_tokens(tokens)
+        check_tokens(tokens, self.vocab_size)
         self._expected = self._inputs.stretch(before, begin, tokens)
 
     def decode(self, rows: Sequence[tuple[SequenceState, int]]) -> Logits:
@@ -210,15 +227,8 @@ class TrunkRunner:
 
         Rows of one sequence are consecutive tokens, in order; sequences may be mixed at will.
         """
-        groups, order = self._groups(rows)
-        graph = self._compute(Phase.ROW, groups, len(rows))
-        logits = self._results.logits(graph, 0, len(rows))
-        self._commit(groups, Phase.ROW)
-        if order == list(range(len(rows))):
-            return logits
-        out = np.empty_like(logits)
-        out[order] = logits
-        return out
+        found = [row for row in self.decode_rows(rows, [True] * len(rows)) if not isinstance(row, int)]
+        return found[0][np.newaxis] if len(found) == 1 else np.stack(found)
 
     def decode_rows(self, rows: Sequence[tuple[SequenceState, int]], wants_logits: Sequence[bool]) -> list[Row]:
         """As `decode`, but only the rows that want them have their logits, float32 [n_vocab].
@@ -228,9 +238,16 @@ class TrunkRunner:
         """
         if len(wants_logits) != len(rows):
             raise ValueError(f"wants_logits: expected one for each of {len(rows)} rows, found {len(wants_logits)}")
-        groups, order = self._groups(rows)
-        graph = self._compute(Phase.ROW, groups, len(rows))
-        found = self._results.rows(graph, [wants_logits[i] for i in order])
+        self._guard.check()
+        if not rows:
+            raise ValueError("expected at least one row to decode, found none")
+        check_tokens([token for _, token in rows], self.vocab_size)
+        groups, order = group_rows(rows)
+        try:
+            found = self._decode(groups, [wants_logits[i] for i in order])
+        except BaseException:
+            self._abandon()
+            raise
         self._commit(groups, Phase.ROW)
         if len(groups) == len(rows):
             return found
@@ -239,27 +256,28 @@ class TrunkRunner:
             out[place] = row
         return out
 
-    def _groups(
-        self, rows: Sequence[tuple[SequenceState, int]]
-    ) -> tuple[list[tuple[SequenceState, list[int]]], list[int]]:
-        """Rows by sequence, and where each of the rows so ordered stood."""
-        self._guard.check()
-        if not rows:
-            raise ValueError("expected at least one row to decode, found none")
-        self._check_tokens([token for _, token in rows])
-        groups: dict[int, tuple[SequenceState, list[int]]] = {}
-        places: dict[int, list[int]] = {}
-        for i, (state, token) in enumerate(rows):
-            slot = state.slot
-            if slot in groups:
-                groups[slot][1].append(token)
-                places[slot].append(i)
-            else:
-                groups[slot] = (state, [token])
-                places[slot] = [i]
-        if len(groups) == len(rows):
-            return list(groups.values()), list(range(len(rows)))
-        return list(groups.values()), [i for slot in groups for i in places[slot]]
+    def _decode(self, groups: list[Group], wants_logits: list[bool]) -> list[Row]:
+        """Rows in the order of the graph; the step has ended, nothing is committed."""
+        graph = self._start(Phase.ROW, groups, len(wants_logits))
+        asked = self._results.ask(graph, wants_logits)
+        if self._early is not None and asked.places is not None and graph.tensors.whole is not None:
+            self._early.launch_next(graph)
+        self._launched()
+        found = self._results.rows(asked)
+        lost = [i for i, row in enumerate(found) if isinstance(row, int) and row < 0]
+        if lost and (self._early is None or self._early.hold()):
+            for i in lost:
+                found[i] = self._results.row_later(graph, i)
+            if self._early is not None:
+                self._early.drop()
+        return found
+
+    def _abandon(self) -> None:
+        """A step failed somewhere: nothing is under way after this."""
+        if self._early is not None:
+            self._early.drop()
+        self._backend.wait()
+        self._inputs.computed()
 
     def draft(self, requests: Sequence[tuple[SequenceState, int, int]]) -> list[list[int]]:
         """For each (sequence, its next token, how many drafts): tokens that may follow that one, by the model's draft head.
@@ -269,6 +287,8 @@ class TrunkRunner:
         self._guard.check()
         if self._drafter is None:
             raise ValueError("expected a runner with a draft head (mtp=True), found one without")
+        if self._early is not None:
+            self._early.drop()
         return self._drafter.draft(requests)
 
     @property
@@ -276,16 +296,10 @@ class TrunkRunner:
         """Graphs built so far; a step during which it rose is no measure of what a step costs."""
         return self._n_built + (self._drafter.n_built if self._drafter is not None else 0)
 
-    def _check_tokens(self, tokens: Sequence[int]) -> None:
-        if not tokens or (min(tokens) >= 0 and max(tokens) < self.vocab_size):
-            return
-        for i, token in enumerate(tokens):
-            if not 0 <= token < self.vocab_size:
-                raise ValueError(f"token {i}: expected an id from 0 to {self.vocab_size - 1}, found {token}")
-
-    def _run(self, phase: Phase, groups: list[tuple[SequenceState, list[int]]], n_out: int) -> Logits | None:
+    def _run(self, phase: Phase, groups: list[Group], n_out: int) -> Logits | None:
         """One step: inputs, compute, logits [n_out, n_vocab], commit."""
-        graph = self._compute(phase, groups, n_out)
+        graph = self._start(phase, groups, n_out)
+        self._launched()
         logits = None
         if graph.logits is not None:
             n_rows = sum(len(tokens) for _, tokens in groups)
@@ -294,8 +308,8 @@ class TrunkRunner:
         self._commit(groups, phase)
         return logits
 
-    def _compute(self, phase: Phase, groups: list[tuple[SequenceState, list[int]]], n_out: int) -> StepGraph:
-        """Start a step; the graph, whose results can be read until the next. `_commit` waits for its end."""
+    def _start(self, phase: Phase, groups: list[Group], n_out: int) -> StepGraph:
+        """Start a step; the graph, whose results can be read until the next."""
         n_rows = sum([len(tokens) for _, tokens in groups])
         for state, tokens in groups:
             state.begin_write(len(tokens), keeps_rows=phase is Phase.ROW)
@@ -305,6 +319,14 @@ class TrunkRunner:
         # the head must not see how many rows are wanted either
         n_out_padded = pad_rows(n_out) if whole_units else n_out
         graph = self._graph(GraphKey(phase, padded, n_out_padded, self._span(furthest)))
+        if self._early is not None and self._early.claim(graph):
+            try:
+                self._inputs.write_sent(graph, groups, n_rows)
+            except BaseException:
+                self._early.give_up(graph)
+                raise
+            self._early.go()
+            return graph
         self._inputs.write(graph, groups, n_rows, n_out)
         if phase is Phase.CHUNK and self._expected is not None:
             expected, self._expected = self._expected, None
@@ -312,12 +334,15 @@ class TrunkRunner:
         if self._backend.is_cpu and self.on_launch is not None:
             self.on_launch()
         graph.start(self._backend)
-        if not self._backend.is_cpu and self.on_launch is not None:
-            self.on_launch()
         return graph
 
-    def _commit(self, groups: list[tuple[SequenceState, list[int]]], phase: Phase) -> None:
-        self._backend.wait()
+    def _launched(self) -> None:
+        if not self._backend.is_cpu and self.on_launch is not None:
+            self.on_launch()
+
+    def _commit(self, groups: list[Group], phase: Phase) -> None:
+        if phase is Phase.CHUNK or self._early is None:
+            self._backend.wait()
         self._inputs.computed()
         if self._routes is not None and self._recent is not None and self._recent.all_picks is not None:
             self._routes.add(read_picks(self._recent.all_picks, sum(len(tokens) for _, tokens in groups)))
@@ -331,8 +356,11 @@ class TrunkRunner:
     def _graph(self, key: GraphKey) -> StepGraph:
         if self._recent is not None and self._recent.key == key:
             return self._recent
+        if self._early is not None:
+            self._early.drop()
         graph = self._graphs.get(key)
         if graph is None:
+            self._backend.wait()
             fault = self.options.debug_fault
             upstream = fault == ("batch_variant" if key.phase is Phase.ROW else "cut_variant")
             matmul_phase = Phase.UPSTREAM if upstream else key.phase
@@ -400,6 +428,9 @@ class TrunkRunner:
 
     def close(self) -> None:
         """Free graphs, state, weights and files, in this order. Idempotent."""
+        if self._early is not None:
+            self._early.drop()
+            self._backend.wait()
         self._drop_graphs()
         while self._closers:
             self._closers.pop().close()
