@@ -10,14 +10,15 @@ from click.core import ParameterSource
 
 from cli.loading import Failure
 from cli.options import EngineFlags, as_flag, engine_options, refuse_together
-from pyluce.memory.facts import ModelFacts, load_published, read_facts
-from pyluce.memory.load import load_request, open_meter, this_machine
+from pyluce.memory.facts import ModelFacts, load_published
+from pyluce.memory.load import load_request, open_meter, read_load, this_machine
 from pyluce.memory.machine import DeviceMemory, Machine, MemoryKind
 from pyluce.memory.planner import PlanError, largest_fit, make_plan
 from pyluce.memory.text import plan_json, plan_lines
 from pyluce.native import NativeError
 from pyluce.options import DEFAULT_MODEL, LoadOptions, OptionError
 from pyluce.profiles import Profile, load_profile
+from pyluce.speculation import NO_SPECULATION, Speculation
 from pyluce.weights import ModelError
 
 GIB = 1 << 30
@@ -66,9 +67,9 @@ def plan(
         raise click.UsageError("--device-memory and --memory-kind belong together: give both or none")
     try:
         load, machine = _target(engine.load, profile, device_memory, memory_kind, host_memory)
-        facts = _facts(engine, like)
+        facts, speculation = _facts(engine, load, like)
         with open_meter(facts, load, here=profile is None and device_memory is None) as meter:
-            request = load_request(facts, load)
+            request = load_request(facts, load, speculation)
             made = make_plan(facts, request, machine, meter)
             automatic = make_plan(facts, replace(request, chunk=0), machine, meter).chunk_tokens
             largest = largest_fit(facts, request, machine, meter)
@@ -90,8 +91,14 @@ def plan(
         click.echo(line)
 
 
-def _facts(engine: EngineFlags, like: str | None) -> ModelFacts:
-    return load_published(like) if like is not None else read_facts(engine.model or DEFAULT_MODEL)
+def _facts(engine: EngineFlags, load: LoadOptions, like: str | None) -> tuple[ModelFacts, Speculation]:
+    if like is None:
+        return read_load(engine.model or DEFAULT_MODEL, load)
+    if load.spec is not None or load.verify_width > 1 or load.draft is not None:
+        raise click.UsageError(
+            "--like: expected without --spec, --verify-width and --draft, as no draft head is in these facts"
+        )
+    return load_published(like), NO_SPECULATION
 
 
 def _target(

@@ -13,11 +13,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from pyluce.weights.catalogue import check_model
-from pyluce.weights.errors import refuse
 from pyluce.weights.ggml_types import TYPES, TYPES_BY_NAME
-from pyluce.weights.hparams import HParams, PleParams, read_hparams
-from pyluce.weights.shards import Shard, check_split, shard_paths
+from pyluce.weights.hparams import HParams, PleParams
+from pyluce.weights.model_file import open_model
 from pyluce.weights.tensors import OUTPUT, PLE_TABLE, TOKEN_EMBEDDING, TensorInfo
 
 PUBLISHED_FILE: Final = "published_quants.json"
@@ -89,23 +87,8 @@ def read_facts(path: str | os.PathLike[str]) -> ModelFacts:
 
     Raises ModelError for what is wrong with them.
     """
-    shards: list[Shard] = []
-    try:
-        for part in shard_paths(Path(path)):
-            shards.append(Shard(part, whole=False))
-        check_split(shards)
-        hparams, _ = read_hparams(shards[0].metadata, str(shards[0].path))
-        tensors: dict[str, TensorInfo] = {}
-        for index, shard in enumerate(shards):
-            for entry in shard.header.tensors:
-                if entry.name in tensors:
-                    refuse(shard.path, f"tensor {entry.name}", expected="it in one shard", found="it in two")
-                tensors[entry.name] = TensorInfo(entry.name, entry.type_id, entry.ne, entry.nbytes, index, entry.offset)
-        trunk = check_model(str(shards[0].path), hparams, tensors).tensors
-        return facts_of(hparams.name or shards[0].path.stem, hparams, trunk)
-    finally:
-        for shard in shards:
-            shard.close()
+    with open_model(path, whole=False) as file:
+        return facts_of(file.hparams.name or Path(file.path).stem, file.hparams, file.tensors)
 
 
 def published_names() -> list[str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from pyluce.graph.options import RunnerOptions
 from pyluce.memory.facts import ModelFacts, facts_of
 from pyluce.memory.machine import DeviceMemory, Machine, MemoryKind
@@ -11,9 +14,9 @@ from pyluce.native import ggml_backend as api
 from pyluce.native.devices import device_memory, find_device
 from pyluce.native.ggml_backend import BackendDevType
 from pyluce.options import DEFAULT_MAX_CTX, LoadOptions, available_cpus
-from pyluce.speculation import NO_SPECULATION, Speculation
+from pyluce.speculation import NO_SPECULATION, Speculation, choose_speculation
 from pyluce.state import memory as system
-from pyluce.weights.model_file import ModelFile
+from pyluce.weights.model_file import ModelFile, open_model
 
 
 def choose_context(max_ctx: int | None, n_ctx_train: int) -> int:
@@ -58,6 +61,18 @@ def open_meter(facts: ModelFacts, options: LoadOptions, *, here: bool = True) ->
         n_threads=cpu_threads(options),
         buffer_type=api.ggml_backend_dev_buffer_type(find_device(options.device)) if here and not on_cpu else 0,
     )
+
+
+def read_load(path: str | os.PathLike[str], options: LoadOptions) -> tuple[ModelFacts, Speculation]:
+    """What loading the model at `path` would load, from the headers of its files: the draft head is part of the facts if it is used.
+
+    Raises ModelError, OptionError.
+    """
+    with open_model(path, draft=options.draft, whole=False) as file:
+        speculation = choose_speculation(file, options)
+        if speculation.uses_head:
+            file.attach_draft(embedding=options.device != "cpu")
+        return facts_of(file.hparams.name or Path(file.path).stem, file.hparams, file.tensors), speculation
 
 
 def cpu_threads(options: LoadOptions) -> int:

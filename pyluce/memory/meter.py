@@ -16,6 +16,7 @@ import numpy.typing as npt
 from pyluce.graph.chunks import span_blocks
 from pyluce.graph.largest import largest_graphs
 from pyluce.graph.layers import TrunkWeights
+from pyluce.graph.mtp import DraftGraph, DraftKey
 from pyluce.graph.trunk import GraphKey, StepGraph
 from pyluce.memory.facts import ModelFacts, TensorFact
 from pyluce.native import ggml_backend as api
@@ -100,16 +101,32 @@ class Meter:
         """The CPU's work buffer for those graphs; on other devices 0: their pools are not planned by ggml."""
         return self._measured(options, rows)[1]
 
+    def draft_bytes(self, options: StateOptions) -> int:
+        """Memory of the largest graph of the draft head: for every slot as many drafts as can be taken back; 0 without one."""
+        mtp = self._trunk.mtp
+        if mtp is None or not options.mtp or not options.reach:
+            return 0
+        one = replace(options, n_slots=1, cache_pages=0)
+        pool = HeaderPool(self._here, self._facts.hparams, one)
+        key = DraftKey(options.n_slots, options.reach, options.pages_per_slot)
+        graph = DraftGraph(key, self._facts.hparams, mtp, pool, Fault.NONE)
+        try:
+            return graph_memory_bytes(graph.graph, self._buffer_type)
+        finally:
+            graph.close()
+            pool.arena.close()
+
     def _measured(self, options: StateOptions, rows: int) -> tuple[int, int]:
         span = span_blocks(self._facts.hparams, options.pages_per_slot, options.n_ctx)
-        found = [self._graph(options, key) for key in largest_graphs(rows, options.n_slots, span)]
+        found = [self._graph(options, key) for key in largest_graphs(rows, options.n_slots * (1 + options.reach), span)]
         return max(memory for memory, _ in found), max(work for _, work in found)
 
     def _graph(self, options: StateOptions, key: GraphKey) -> tuple[int, int]:
-        """(graph memory, work buffer) of one graph; neither depends on how large the pool is."""
+        """(graph memory, work buffer) of one graph; neither depends on how large the pool is, the span apart."""
         h = self._facts.hparams
         one = replace(options, n_slots=1, cache_pages=0)
-        known = self._graphs.get((one, key))
+        shape = (replace(one, n_ctx=1), key)
+        known = self._graphs.get(shape)
         if known is not None:
             return known
         pool = HeaderPool(self._here, h, one)
@@ -120,7 +137,7 @@ class Meter:
         finally:
             graph.close()
             pool.arena.close()
-        self._graphs[one, key] = found
+        self._graphs[shape] = found
         return found
 
     def close(self) -> None:

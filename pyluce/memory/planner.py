@@ -41,6 +41,7 @@ class SizeMeter(Protocol):
     def state_bytes(self, options: StateOptions) -> int: ...
     def graph_bytes(self, options: StateOptions, rows: int) -> int: ...
     def work_bytes(self, options: StateOptions, rows: int) -> int: ...
+    def draft_bytes(self, options: StateOptions) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +168,8 @@ class _Planner:
 
     def _measure(self, state: StateOptions, rows: int) -> int:
         rows = min(rows, pad_rows(state.n_ctx))
-        return self._meter.graph_bytes(state, rows) + self._meter.work_bytes(state, rows)
+        graphs = self._meter.graph_bytes(state, rows) + self._meter.draft_bytes(state)
+        return graphs + self._meter.work_bytes(state, rows)
 
     def _host_tables(self, n_ctx: int, n_slots: int) -> int:
         """Rotation angles of every position, and a copy of the page tables."""
@@ -276,6 +278,7 @@ class _Planner:
         rows = min(chunk, pad_rows(state.n_ctx))
         return [
             Part(Place.TARGET, "graphs", self._meter.graph_bytes(state, rows)),
+            Part(Place.TARGET, "draft graphs", self._meter.draft_bytes(state)),
             Part(Place.TARGET, "workspace", self._meter.work_bytes(state, rows)),
             Part(Place.HOST, "tables", self._host_tables(state.n_ctx, state.n_slots)),
         ]

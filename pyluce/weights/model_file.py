@@ -108,19 +108,24 @@ class ModelFile:
 
 
 def open_model(
-    path: str | os.PathLike[str], progress: Progress | None = None, *, draft: str | os.PathLike[str] | None = None
+    path: str | os.PathLike[str],
+    progress: Progress | None = None,
+    *,
+    draft: str | os.PathLike[str] | None = None,
+    whole: bool = True,
 ) -> ModelFile:
     """Open and validate the model at `path` (a file, or any shard of it).
 
     `draft`: an MTP sidecar to use instead of the block in the file. Without it a sidecar beside the model
-    (`mtp-*.gguf`, there or in `MTP/`) is taken when the file has no MTP block.
+    (`mtp-*.gguf`, there or in `MTP/`) is taken when the file has no MTP block. `whole` False: each file may end behind its header;
+    no data must be read then.
     Raises `ModelError` for everything that is wrong with the files.
     """
     shards: list[Shard] = []
     try:
         paths = shard_paths(Path(path))
         for i, part in enumerate(paths):
-            shards.append(Shard(part))
+            shards.append(Shard(part, whole=whole))
             if progress:
                 progress("open", i + 1, len(paths))
         check_split(shards)
@@ -131,9 +136,9 @@ def open_model(
         warnings += catalogue.warnings
         mtp = catalogue.mtp
         if draft is not None:
-            mtp = _attach_sidecar(shards, hparams, Path(draft))
+            mtp = _attach_sidecar(shards, hparams, Path(draft), whole)
         elif mtp.status is not MtpStatus.PRESENT:
-            mtp = _discover_sidecar(shards, hparams, mtp, warnings)
+            mtp = _discover_sidecar(shards, hparams, mtp, warnings, whole)
         return ModelFile(first, hparams, catalogue.tensors, mtp, shards, warnings)
     except BaseException:
         for shard in shards:
@@ -153,9 +158,9 @@ def _collect(shards: list[Shard], first_index: int) -> dict[str, TensorInfo]:
     return tensors
 
 
-def _attach_sidecar(shards: list[Shard], hparams: HParams, path: Path) -> Mtp:
+def _attach_sidecar(shards: list[Shard], hparams: HParams, path: Path, whole: bool) -> Mtp:
     """Open the sidecar as one more shard and check that it fits the model."""
-    sidecar = Shard(path)
+    sidecar = Shard(path, whole=whole)
     try:
         theirs, _ = read_hparams(sidecar.metadata, str(path), mtp_only=True)
         mtp = check_sidecar(str(path), hparams, theirs, _collect([*shards, sidecar], len(shards)))
@@ -166,12 +171,12 @@ def _attach_sidecar(shards: list[Shard], hparams: HParams, path: Path) -> Mtp:
     return mtp
 
 
-def _discover_sidecar(shards: list[Shard], hparams: HParams, mtp: Mtp, warnings: list[str]) -> Mtp:
+def _discover_sidecar(shards: list[Shard], hparams: HParams, mtp: Mtp, warnings: list[str], whole: bool) -> Mtp:
     """A sidecar beside the model, if one fits; one that does not fit leaves a warning."""
     folder = shards[0].path.parent
     for candidate in [*sorted(folder.glob("MTP/mtp-*.gguf")), *sorted(folder.glob("mtp-*.gguf"))]:
         try:
-            return _attach_sidecar(shards, hparams, candidate)
+            return _attach_sidecar(shards, hparams, candidate, whole)
         except ModelError as error:
             warnings.append(f"{candidate}: not used as MTP sidecar: {error}")
             mtp = Mtp(MtpStatus.INCOMPLETE, reason=str(error), path=str(candidate))

@@ -68,16 +68,19 @@ def test_a_header_is_enough(plan, tmp_path: Path) -> None:
     assert plan(str(tmp_path / "none.gguf"))[0] == 1
 
 
+WIDTH_1 = ("--verify-width", "1")
+
+
 def test_what_does_not_fit_names_what_would(plan) -> None:
-    code, _, err = plan("--max-ctx", "8192", "--max-concurrency", "64", "--host-memory", "0.25")
+    code, _, err = plan("--max-ctx", "8192", *WIDTH_1, "--max-concurrency", "64", "--host-memory", "0.25")
     assert code == 1
     assert "--max-concurrency: the state of 64 sequences of 8192 tokens takes" in err
     most = int(err.rsplit("at most ", 2)[1].split()[0])
-    assert plan("--max-ctx", "8192", "--max-concurrency", str(most), "--host-memory", "0.25")[0] == 0
-    assert plan("--max-ctx", "8192", "--max-concurrency", str(most + 1), "--host-memory", "0.25")[0] == 1
+    assert plan("--max-ctx", "8192", *WIDTH_1, "--max-concurrency", str(most), "--host-memory", "0.25")[0] == 0
+    assert plan("--max-ctx", "8192", *WIDTH_1, "--max-concurrency", str(most + 1), "--host-memory", "0.25")[0] == 1
     tokens = int(err.rsplit("of at most ", 1)[1].split()[0])
-    assert plan("--max-ctx", str(tokens), "--max-concurrency", "64", "--host-memory", "0.25")[0] == 0
-    assert plan("--max-ctx", str(tokens + 256), "--max-concurrency", "64", "--host-memory", "0.25")[0] == 1
+    assert plan("--max-ctx", str(tokens), *WIDTH_1, "--max-concurrency", "64", "--host-memory", "0.25")[0] == 0
+    assert plan("--max-ctx", str(tokens + 256), *WIDTH_1, "--max-concurrency", "64", "--host-memory", "0.25")[0] == 1
 
 
 def test_the_large_model_on_a_profile(plan) -> None:
