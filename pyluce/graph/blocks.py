@@ -7,6 +7,7 @@ rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from pyluce.graph.layers import AttentionWeights, GdnWeights, MixWeights, MoeWeights, PleWeights
 from pyluce.graph.ops import GraphScope
@@ -15,6 +16,11 @@ from pyluce.native.luce import Phase
 from pyluce.native.tensors import tensor_struct
 from pyluce.state.pool import StatePool
 from pyluce.weights import HParams
+
+
+ATTN_PHASE_PARAM: Final = (
+    5  # of qsa_attn: a device splits the keys of a row by the phase, never by how many rows there are
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +145,7 @@ def attend(
     attended = luce.ggml_luce_qsa_attn(
         g.ctx, q, keys, values, selected, gate, pages, rows, ratio, 2 * d, d**-0.5, g.fault
     )
+    tensor_struct(g.made(attended, "qsa_attn")).op_params[ATTN_PHASE_PARAM] = int(g.phase)
     return g.mul_mat(w.out, g.made(attended, "qsa_attn"))
 
 

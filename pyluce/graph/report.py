@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any, Final
 
+import psutil
+
 from pyluce.graph.inputs import InputWriter
 from pyluce.graph.layers import TrunkWeights
 from pyluce.native.backend import Backend
@@ -24,7 +26,12 @@ def weights_report(placed: Weights, trunk: TrunkWeights) -> dict[str, int]:
 def device_report(backend: Backend) -> dict[str, Any]:
     """The device that computes: its name, and what its driver (for a CPU the system) says of its memory now."""
     if backend.is_cpu:
-        return {"name": backend.name, "kind": "cpu", "free": available_bytes(), "total": None}
+        return {
+            "name": backend.name,
+            "kind": "cpu",
+            "free": available_bytes(),
+            "total": int(psutil.virtual_memory().total),
+        }
     free, total = device_memory(backend.name)
     return {"name": backend.name, "kind": "gpu", "free": free, "total": total}
 

@@ -122,10 +122,11 @@ class Meter:
         return max(memory for memory, _ in found), max(work for _, work in found)
 
     def _graph(self, options: StateOptions, key: GraphKey) -> tuple[int, int]:
-        """(graph memory, work buffer) of one graph; neither depends on how large the pool is."""
+        """(graph memory, work buffer) of one graph; neither depends on how large the pool is, the span apart."""
         h = self._facts.hparams
         one = replace(options, n_slots=1, cache_pages=0)
-        known = self._graphs.get((one, key))
+        shape = (replace(one, n_ctx=1), key)
+        known = self._graphs.get(shape)
         if known is not None:
             return known
         pool = HeaderPool(self._here, h, one)
@@ -136,7 +137,7 @@ class Meter:
         finally:
             graph.close()
             pool.arena.close()
-        self._graphs[one, key] = found
+        self._graphs[shape] = found
         return found
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="empty-body"
-"""Declarations of ggml-luce.h: the constructors of GGML_OP_LUCE, matmul phases and the row dequantiser.
+"""Declarations of ggml-luce.h: the constructors of GGML_OP_LUCE, matmul phases, and what widens rows.
 
 Shapes and formulas stand in the header (``patches/src/ggml/include/ggml-luce.h``). A constructor returns None, with the
 reason in the native log, when a shape or type does not fit; ``pyluce.graph.ops`` turns that into an exception.
@@ -151,3 +151,16 @@ def ggml_luce_get_phase(tensor: Ptr) -> Int: ...
 def ggml_luce_dequantize_rows(
     type: Int, base: Ptr, row_bytes: Size, ids: OptPtr, n: I64, ne0: I64, dst: Out
 ) -> Bool: ...
+@function(BASE)
+def ggml_luce_pread_rows(
+    fd: Int,
+    offset: I64,
+    row_bytes: Size,
+    type: Int,
+    ids: Ptr,
+    to: OptPtr,
+    n: I64,
+    ne0: I64,
+    dst: Out,
+    n_reads: Out,
+) -> I64: ...

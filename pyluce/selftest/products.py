@@ -7,6 +7,7 @@ the same bits whatever stands beside it and wherever it stands.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -58,17 +59,24 @@ class Shape:
         return f"{self.n_in}x{self.n_out}x{self.n_expert} top {self.n_used}{'' if self.shared_input else ', an input each'}"
 
 
+@lru_cache(maxsize=2)
+def random_weight(type_name: str, shape: Shape, seed: int) -> Weight:
+    """A weight of this type and shape: both phases multiply by the same, and quantising takes longer than multiplying."""
+    rng = np.random.default_rng([seed, shape.n_in, shape.n_out, shape.n_expert])
+    experts = (shape.n_expert,) if shape.n_expert else ()
+    values = rng.standard_normal((*experts, shape.n_out, shape.n_in), np.float32) / np.float32(np.sqrt(shape.n_in))
+    return Weight.of(GGMLType[type_name], values)
+
+
 class Product:
     """One weight and `n_rows` rows of inputs on a device; parts of the rows are multiplied in graphs of their own."""
 
     def __init__(
         self, type_name: str, shape: Shape, phase: Phase, n_rows: int, device: str, seed: int = 0, n_threads: int = 1
     ) -> None:
-        rng = np.random.default_rng([seed, shape.n_in, shape.n_out, shape.n_expert])
+        rng = np.random.default_rng([seed, shape.n_in, shape.n_out, shape.n_expert, n_rows])
         self.shape, self.phase = shape, phase
-        experts = (shape.n_expert,) if shape.n_expert else ()
-        values = rng.standard_normal((*experts, shape.n_out, shape.n_in), np.float32) / np.float32(np.sqrt(shape.n_in))
-        self.weight = Weight.of(GGMLType[type_name], values)
+        self.weight = random_weight(type_name, shape, seed)
         self.inputs = 1 if shape.shared_input or not shape.n_expert else shape.n_used
         self.x = rng.standard_normal((n_rows, self.inputs, shape.n_in), np.float32)
         arrays: dict[str, Array | Weight] = {"weight": self.weight, "x": self.x}
@@ -104,13 +112,13 @@ class Product:
 
     def expected(self) -> Array:
         """All rows in float64, from the weights as they are stored."""
-        weight, x = self.weight.values.astype(np.float64), self.x.astype(np.float64)
+        weight, x = self.weight.values, self.x.astype(np.float64)
         if not self.shape.n_expert:
-            return np.asarray(x[:, 0] @ weight.T)
+            return np.asarray(x[:, 0] @ weight.T.astype(np.float64))
         out: Any = np.empty((len(x), self.shape.n_used, self.shape.n_out))
         for expert in range(self.shape.n_expert):
             row, place = np.nonzero(self.ids == expert)
-            out[row, place] = x[row, place if self.inputs > 1 else 0] @ weight[expert].T
+            out[row, place] = x[row, place if self.inputs > 1 else 0] @ weight[expert].T.astype(np.float64)
         return np.asarray(out)
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ SHAPES: Final = (
     products.Shape(512, 64, 8, 3),
     products.Shape(256, 48, 8, 3, shared_input=False),
 )
-MODEL_SHAPES: Final = (products.Shape(2560, 640), products.Shape(2560, 96, 512, 10))
+MODEL_SHAPES: Final = (products.Shape(2560, 640), products.Shape(2560, 16, 512, 10))
 COUNTS: Final = {Phase.ROW: products.ROW_COUNTS, Phase.CHUNK: (16, 48, 128)}
 
 

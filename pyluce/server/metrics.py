@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyluce.engine.stats import Activity, EngineStats, SlotState
+from pyluce.server import speculation
 from pyluce.server.protocols import Service
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -64,6 +65,7 @@ class EngineCollector(Collector):
         for outcome, count in stats.requests.items():
             requests.add_metric((outcome.value,), count)
         yield requests
+        yield from speculation.metrics(stats)
         slots = GaugeMetricFamily("luce_slots", "Slots by state.", labels=("state",))
         for state in SlotState:
             slots.add_metric((state.value,), sum(slot.state is state for slot in stats.slots))

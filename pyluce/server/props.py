@@ -9,6 +9,7 @@ from pyluce import __version__
 from pyluce.engine.stats import Activity, EngineStats
 from pyluce.engine.thinking import LARGEST_ANSWER_ROOM
 from pyluce.options import LoadOptions
+from pyluce.server import speculation
 from pyluce.server.context import AppContext
 from pyluce.server.memory import memory_section
 from pyluce.server.settings import EFFORTS
@@ -36,11 +37,11 @@ def props(context: AppContext) -> dict[str, Any]:
         "model_alias": context.model_name,
         "model_path": str(info.path),
         "build_info": f"{NAME} v{__version__} props_schema={PROPS_SCHEMA}",
-        "speculative_mode": "off",
+        "speculative_mode": speculation.mode(info.speculation),
         "server": {"name": NAME, "version": __version__, "props_schema": PROPS_SCHEMA},
         "model": {
             "arch": "qwen4exp",
-            "draft_path": None,
+            "draft_path": info.speculation.draft_path,
             "tokenizer_id": None,
             "name": info.name,
             "n_vocab": info.n_vocab,
@@ -77,7 +78,7 @@ def props(context: AppContext) -> dict[str, Any]:
             "think_max_tokens": efforts.x_high if reasons else None,
             "effort_tiers": {effort: efforts.limit(effort) for effort in EFFORTS},
         },
-        "speculative": {"enabled": False, "ddtree_budget": None},
+        "speculative": speculation.section(info.speculation, stats),
         "sampling": {
             "capabilities": {
                 "supports_temperature": True,
@@ -105,7 +106,7 @@ def props(context: AppContext) -> dict[str, Any]:
         "api": {"endpoints": list(context.endpoints)},
         "capabilities": {
             "reasoning_supported": reasons,
-            "speculative_supported": False,
+            "speculative_supported": True,
             "tools_supported": context.tools_supported,
         },
         "memory": memory_section(stats),

@@ -6,7 +6,8 @@ Constants and rules are the reference system's. A sample is a step that replayed
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import median
 from typing import Final
 
 WARM_UP: Final = 4
@@ -14,9 +15,9 @@ TRUSTED: Final = 4
 WINDOW: Final = 16
 OUTLIER: Final = 1.25
 STALE_AFTER: Final = 64
-OWN_WEIGHT: Final = 16
 BORROWED_WEIGHT: Final = 4
-FAR: Final = 3  # sizes between two means, from which on the line through them counts alone
+GUESS_AGAIN: Final = 4
+FAR: Final = 3  # sizes between two means from which on the line through them counts alone
 RANGES: Final = (2048, 8192, 32768)
 
 Shape = Callable[[int], float]
@@ -38,73 +39,90 @@ class _Entry:
     samples: int = 0
     mean: float = 0.0
     timed_at: int = 0
+    early: list[float] = field(default_factory=list)
 
 
 class CostTable:
-    """Mean seconds by size. Each size skips its first samples, clips outliers, and starts anew when it was not timed for long."""
+    """Mean seconds by size. Each size skips its first samples, begins with the median of the next ones, clips what is far above the
+    mean from then on, and starts anew when it was not timed for long."""
 
-    def __init__(self, shape: Shape, base: CostTable | None = None) -> None:
-        """`base`: whose scale a size of this table takes while nothing of its own is trusted."""
+    def __init__(self, shape: Shape, base: CostTable | None = None, warm_up: int = WARM_UP) -> None:
+        """`base`: whose scale a size of this table takes while nothing of its own is trusted; `warm_up`: samples a size skips."""
+        self._warm_up = warm_up
         self._shape = shape
         self._base = base
         self._entries: dict[int, _Entry] = {}
+        self._guesses: dict[int, float] = {}  # made anew every few samples: they cost more than they change
         self._timed = 0
 
     def observe(self, size: int, seconds: float) -> None:
         """A step of this size took so long."""
         self._timed += 1
+        if self._timed % GUESS_AGAIN == 0 or len(self._entries) <= 1:
+            self._guesses.clear()
         entry = self._entries.setdefault(size, _Entry())
         if entry.samples and self._timed - entry.timed_at > STALE_AFTER:
             entry.samples = 0
+            entry.early.clear()
         entry.timed_at = self._timed
-        if entry.skipped < WARM_UP:
+        if entry.skipped < self._warm_up:
             entry.skipped += 1
             return
-        if entry.samples:
-            seconds = min(seconds, OUTLIER * entry.mean)
+        if entry.samples < TRUSTED:
+            entry.early.append(seconds)
+            entry.samples = len(entry.early)
+            entry.mean = median(entry.early)
+            return
         entry.samples = min(entry.samples + 1, WINDOW)
-        entry.mean += (seconds - entry.mean) / entry.samples
+        entry.mean += (min(seconds, OUTLIER * entry.mean) - entry.mean) / entry.samples
 
     def price(self, size: int) -> float:
         """Expected seconds (or the shape's units, before anything was measured) of a step of this size.
 
-        Measured sizes cost their mean; a mean that is old no more than the others say. Other sizes lie on the line through the
-        two nearest means, or, with one mean only, on the shape through it.
+        Measured sizes cost their mean; a mean that is old no more than the others say. Other sizes lie on a line through what was
+        measured, or on the shape.
         """
         entry = self._entries.get(size)
         if entry is None or entry.samples < TRUSTED:
-            return self._guess(size, self._trusted())
-        fresh = [other for other in self._trusted() if other != size and not self._stale(self._entries[other])]
-        if self._stale(entry) and fresh:
-            return min(entry.mean, self._guess(size, fresh))
-        return entry.mean
+            if size not in self._guesses:
+                self._guesses[size] = self._guess(size, self._known(TRUSTED))
+            return self._guesses[size]
+        if not self._stale(entry):
+            return entry.mean
+        fresh = [other for other in self._known(TRUSTED) if other != size and not self._stale(self._entries[other])]
+        return min(entry.mean, self._guess(size, fresh)) if fresh else entry.mean
 
     def scale(self) -> float:
         """Seconds a unit of the shape, at the smallest size that is trusted."""
-        trusted = self._trusted()
+        trusted = self._known(TRUSTED)
         return self._entries[trusted[0]].mean / self._shape(trusted[0]) if trusted else 1.0
 
-    def _trusted(self) -> list[int]:
-        return sorted(size for size, entry in self._entries.items() if entry.samples >= TRUSTED)
+    def _known(self, samples: int) -> list[int]:
+        """Sizes with at least so many samples."""
+        return sorted(size for size, entry in self._entries.items() if entry.samples >= samples)
 
     def _guess(self, size: int, known: list[int]) -> float:
+        """The shape through the nearest mean, and the line through the two nearest, which counts the more the farther apart they lie."""
         if not known:
             return self._shape(size) * (self._base.scale() if self._base is not None else 1.0)
-        a, *others = sorted(known, key=lambda other: (abs(other - size), other))
-        mean = self._entries[a].mean
+        nearest, *others = sorted(known, key=lambda other: (abs(other - size), other))
+        mean = self._entries[nearest].mean
+        drawn = self._shape(size) * mean / self._shape(nearest)
         if not others:
-            return self._shape(size) * mean / self._shape(a)
-        b = others[0]
-        drawn = self._shape(size) * mean / self._shape(a)
-        slope = max(0.0, (self._entries[b].mean - mean) / (b - a))
-        trust = min(1.0, abs(b - a) / FAR) * min(1.0, self._entries[b].samples / WINDOW)
-        return trust * (mean + slope * (size - a)) + (1 - trust) * drawn
+            return drawn
+        second = self._entries[others[0]]
+        apart = others[0] - nearest
+        trust = min(1.0, abs(apart) / FAR) * min(1.0, second.samples / WINDOW)
+        slope = max(0.0, (second.mean - mean) / apart)
+        return trust * (mean + slope * (size - nearest)) + (1.0 - trust) * drawn
 
     def borrow(self, other: CostTable) -> None:
         """Begin with the means of another table, which weigh less than samples of one's own."""
         for size, entry in other._entries.items():
             if entry.samples >= TRUSTED:
-                self._entries[size] = _Entry(WARM_UP, min(entry.samples, BORROWED_WEIGHT), entry.mean, self._timed)
+                self._entries[size] = _Entry(
+                    self._warm_up, min(entry.samples, BORROWED_WEIGHT), entry.mean, self._timed
+                )
 
     def means(self) -> dict[int, float]:
         """Seconds of the sizes that are trusted."""
@@ -122,10 +140,10 @@ class StepCosts:
     draft: CostTable
 
     @classmethod
-    def new(cls, shape: Shape = step_shape) -> StepCosts:
+    def new(cls, shape: Shape = step_shape, warm_up: int = WARM_UP) -> StepCosts:
         """Nothing measured yet."""
-        verify = CostTable(shape)
-        return cls(verify, CostTable(draft_shape, base=verify))
+        verify = CostTable(shape, warm_up=warm_up)
+        return cls(verify, CostTable(draft_shape, base=verify, warm_up=warm_up))
 
     def of_rows(self, rows: int) -> float:
         """Of verifying so many rows."""

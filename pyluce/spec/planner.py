@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 PROBE_INTERVAL: Final = 17
-MOST_PATIENT: Final = 4
+MOST_PATIENT: Final = 2
 EXPLORE_MARGIN: Final = 0.03
 
 

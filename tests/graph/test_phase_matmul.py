@@ -24,7 +24,7 @@ from tests.support.device import DEVICE, ON_GPU, load
 COUNTS = {Phase.ROW: ROW_COUNTS, Phase.CHUNK: CHUNK_COUNTS}
 PLAIN = (Shape(512, 96), Shape(768, 33))
 EXPERTS = (Shape(512, 64, 8, 3), Shape(256, 48, 8, 3, shared_input=False))
-REAL = (Shape(2560, 640), Shape(2560, 96, 512, 10), Shape(640, 256, 64, 10, shared_input=False))
+REAL = (Shape(2560, 640), Shape(2560, 16, 512, 10), Shape(640, 256, 64, 10, shared_input=False))
 """The model's own widths; 640 is no multiple of a K-quant's 256."""
 
 

@@ -173,6 +173,19 @@ def test_half_of_what_is_kept_lies_on_the_host_of_a_discrete_device() -> None:
         plan(asked, Machine(target, 100 * MIB))
 
 
+def test_graphs_depend_on_the_context_by_their_span_only() -> None:
+    """What lets the meter measure one graph for all contexts of a span."""
+    model = read_facts(luce_tiny_path())
+    found = []
+    for n_ctx in (4100, 5000, 8192):
+        with Meter(model) as meter:
+            options = state(n_ctx, 2)
+            found.append((meter.graph_bytes(options, 256), meter.work_bytes(options, 256)))
+    assert len(set(found)) == 1
+    with Meter(model) as meter:
+        assert meter.work_bytes(state(300, 2), 256) <= found[0][1]
+
+
 # the published model
 
 

@@ -80,7 +80,7 @@ def test_every_endpoint_is_described(client: httpx.Client) -> None:
     expected = {
         "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
         "/v1/models", "/v1/models/{model_id}", "/tokenize", "/detokenize", "/health", "/health/live", "/props",
-        "/metrics", "/", "/status/json", "/status/events",
+        "/metrics", "/", "/status/json", "/status/events", "/park", "/unpark",
     }  # fmt: skip
     assert set(document["paths"]) == expected
     assert set(client.get("/props").json()["api"]["endpoints"]) == {

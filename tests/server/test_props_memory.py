@@ -175,3 +175,6 @@ def test_it_is_described(client: httpx.Client) -> None:
         assert set(schemas[section]["properties"]) == SHAPE[name]
         assert set(schemas[section]["required"]) == SHAPE[name]
     assert set(schemas["SnapshotEntry"]["properties"]) == ENTRY
+    text = (Path(__file__).resolve().parents[2] / "docs" / "memory.md").read_text(encoding="utf-8")
+    names = set(SHAPE) | ENTRY | {field for fields in SHAPE.values() for field in fields or ()}
+    assert [name for name in sorted(names) if f"`{name}`" not in text] == []

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +15,10 @@ import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
-from pyluce.weights import ModelError, ModelFile, PleTable, open_model, ple_row_ids
+from pyluce.native import load_libraries
+from pyluce.weights import ModelError, ModelFile, PleTable, open_model, ple_row_ids, ple_table
 from pyluce.weights.ggml_types import TYPES_BY_NAME
+from pyluce.weights.ple_reader import plain_reader
 from pyluce.weights.tensors import PLE_TABLE
 from tests.weights.conftest import Draft, make_draft
 from tools.synth import MICRO, Quantiser, find_library, write_model
@@ -25,6 +28,18 @@ LARGE = replace(MICRO, ple_base=40009)
 
 WIDE = replace(MICRO, n_embd=1024, n_head=4, ple_base=61)
 """Rows of 256 values, which every type fits."""
+
+
+@pytest.fixture(params=["native", "plain"], autouse=True)
+def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every test with the library's reader and with the one that needs no library."""
+    if request.param == "plain":
+        monkeypatch.setattr(ple_table, "row_reader", plain_reader)
+    elif find_library() is None:
+        pytest.skip("native libraries are not built")
+    else:
+        load_libraries()
+    return str(request.param)
 
 
 def whole_table(model: ModelFile) -> np.ndarray:
@@ -39,7 +54,7 @@ def large_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("large") / "large.gguf", LARGE)[0]
 
 
-@pytest.mark.parametrize("n_rows", [1, 2, 63, 64, 65, 1000])
+@pytest.mark.parametrize("n_rows", [1, 2, 63, 512, 513, 4000])
 @pytest.mark.parametrize("threads", [1, 4])
 def test_rows_equal_direct_reads(large_path: Path, n_rows: int, threads: int) -> None:
     """One row on the serial path (which once left rows zero: work split for more workers than ran), up to many."""
@@ -185,7 +200,9 @@ def test_the_table_is_not_in_memory(large_path: Path) -> None:
     assert growth < table_bytes // 2, "the process"
 
 
-def test_short_reads_are_continued(large_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_reads_are_continued(large_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str) -> None:
+    if reader == "native":
+        pytest.skip("the library's own loop")
     wanted = [40, 12, 11, 10, 13, 40]
     with open_model(large_path) as model, PleTable(model) as table:
         whole = table.gather(wanted)
@@ -199,3 +216,59 @@ def test_short_reads_are_continued(large_path: Path, monkeypatch: pytest.MonkeyP
         assert np.array_equal(table.gather(wanted), whole)
         assert len(calls) > 2
         assert (table.rows_requested, table.rows_read, table.reads) == (12, 10, 4)
+
+
+@pytest.mark.parametrize("threads", [1, 3, 4])
+def test_repeated_rows_and_runs_across_slices(large_path: Path, threads: int) -> None:
+    """Rows asked for again and again, runs longer than a buffer, one row thousands of times: each still read once."""
+    rng = np.random.default_rng(1)
+    with open_model(large_path) as model, PleTable(model, threads) as table:
+        expected = whole_table(model)
+        for ids in (
+            np.concatenate([np.arange(500, 7000), np.arange(300, 3000)[::-1]]),
+            np.repeat(77, 3000),
+            rng.integers(0, 700, 5000),
+            np.concatenate([np.repeat(5, 2000), rng.integers(0, table.n_rows, 2000)]),
+        ):
+            before = table.rows_read
+            assert np.array_equal(table.gather(ids), expected[ids])
+            assert table.rows_read - before == np.unique(ids).size
+
+
+def test_many_gathers_at_once(large_path: Path) -> None:
+    with open_model(large_path) as model, PleTable(model, 4) as table, ThreadPoolExecutor(4) as threads:
+        expected = whole_table(model)
+        wanted = [np.random.default_rng(i).integers(0, table.n_rows, 40 + 900 * (i % 3)) for i in range(24)]
+        for ids, rows in zip(wanted, threads.map(table.gather, wanted), strict=True):
+            assert np.array_equal(rows, expected[ids])
+        assert table.rows_requested == sum(ids.size for ids in wanted)
+        assert table.rows_read == sum(np.unique(ids).size for ids in wanted)
+
+
+def test_into_an_array_and_counted_when_used(large_path: Path) -> None:
+    with open_model(large_path) as model, PleTable(model) as table:
+        out = np.full((4, 2 * table.width), np.nan, np.float32)
+        counts = table.gather_into([[3, 9], [9, 4]], out[1:3])
+        assert np.array_equal(out[1:3].reshape(4, -1), whole_table(model)[[3, 9, 9, 4]])
+        assert np.isnan(out[[0, 3]]).all(), "nothing beside it"
+        assert (table.rows_requested, table.rows_read, table.reads) == (0, 0, 0)
+        table.count(counts)
+        assert (table.rows_requested, table.rows_read, table.reads) == (4, 3, 2)
+        for wrong in (out[:1], out[:, ::2][:2], out[:2].astype(np.float64)):
+            with pytest.raises(ValueError, match="expected contiguous float32 for 4 rows"):
+                table.gather_into([1, 2, 3, 4], wrong)
+
+
+@pytest.mark.parametrize("n_rows", [1, 3000])
+def test_a_file_that_cannot_be_read(large_path: Path, n_rows: int) -> None:
+    """The descriptor is gone: an error of every slice, the first one raised, and all threads done with the array."""
+    with open_model(large_path) as model, PleTable(model, 4) as table:
+        file, table._fd = table._fd, os.open(large_path, os.O_WRONLY)
+        try:
+            with pytest.raises(ModelError, match=r"rows? \d+.* of per_layer_token_embd.weight cannot be read: "):
+                table.gather(np.arange(n_rows))
+            assert table.rows_read == 0
+        finally:
+            os.close(table._fd)
+            table._fd = file
+        assert table.gather([1]).any()

@@ -164,6 +164,14 @@ GGML_API enum ggml_luce_phase ggml_luce_get_phase(const struct ggml_tensor * ten
 GGML_API bool ggml_luce_dequantize_rows(
         enum ggml_type type, const void * base, size_t row_bytes, const int64_t * ids, int64_t n, int64_t ne0, float * dst);
 
+// The same from a file: rows ids[0..n) of a table at `offset` of `fd`, row i widened to F32 [ne0] at dst + to[i] * ne0; to NULL: at
+// dst + i * ne0. An id that repeats the one before it is read once, ids that count up are read by one call: give them sorted.
+// Returns n; less when the file ends before the end of row ids[result]; -errno when a read fails, -EINVAL for a type, a size
+// or an id that cannot be. *n_reads is raised by the number of system calls. Any number of threads may call it at once, with one fd.
+GGML_API int64_t ggml_luce_pread_rows(
+        int fd, int64_t offset, size_t row_bytes, enum ggml_type type, const int64_t * ids, const int64_t * to, int64_t n,
+        int64_t ne0, float * dst, int64_t * n_reads);
+
 #ifdef __cplusplus
 }
 #endif

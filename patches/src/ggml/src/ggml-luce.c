@@ -1,12 +1,22 @@
 // pyluce: constructors and shape rules of GGML_OP_LUCE; ggml-luce.h documents them.
 //
 // Copyright (c) 2026 the pyluce authors. MIT licence.
+#if !defined(_DEFAULT_SOURCE)
+#define _DEFAULT_SOURCE 1 // pread
+#endif
+
 #include "ggml-luce.h"
 
 #include "ggml-impl.h"
 #include "ggml-luce-stamp.h"
 
+#include <errno.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+// of the rows that one system call reads, unless a single row is longer
+#define PREAD_BYTES 65536
 
 // the op parameters of a luce node: [0] kind, [1..] of the kind
 #define P_KIND 0
@@ -317,4 +327,82 @@ bool ggml_luce_dequantize_rows(
         }
     }
     return true;
+}
+
+// `size` bytes at `offset`: how many of them there are (fewer at the end of the file), or -errno
+static int64_t pread_all(int fd, char * dst, size_t size, int64_t offset, int64_t * n_reads) {
+    size_t done = 0;
+    while (done < size) {
+        const ssize_t got = pread(fd, dst + done, size - done, (off_t) (offset + (int64_t) done));
+        if (got < 0 && errno == EINTR) {
+            continue;
+        }
+        if (got < 0) {
+            return -(int64_t) errno;
+        }
+        ++*n_reads;
+        if (got == 0) {
+            break;
+        }
+        done += (size_t) got;
+    }
+    return (int64_t) done;
+}
+
+int64_t ggml_luce_pread_rows(
+        int fd, int64_t offset, size_t row_bytes, enum ggml_type type, const int64_t * ids, const int64_t * to, int64_t n,
+        int64_t ne0, float * dst, int64_t * n_reads) {
+    if (type < 0 || type >= GGML_TYPE_COUNT || offset < 0 || n < 0 || ne0 <= 0 || ggml_blck_size(type) <= 0 ||
+        ne0 % ggml_blck_size(type) != 0 || row_bytes != ggml_row_size(type, ne0)) {
+        return -EINVAL;
+    }
+    const ggml_to_float_t to_float = ggml_get_type_traits(type)->to_float;
+    if (type != GGML_TYPE_F32 && to_float == NULL) {
+        return -EINVAL;
+    }
+    const int64_t n_most = row_bytes < PREAD_BYTES ? (int64_t) (PREAD_BYTES / row_bytes) : 1;
+    char * raw = malloc((size_t) n_most * row_bytes);
+    if (raw == NULL) {
+        return -ENOMEM;
+    }
+    int64_t result = 0; // rows done, or what went wrong
+    while (result >= 0 && result < n) {
+        const int64_t first = result;
+        int64_t end = first + 1;
+        int64_t n_distinct = 1;
+        for (; end < n; end++) {
+            if (ids[end] == ids[end - 1]) {
+                continue;
+            }
+            if (ids[end] - 1 != ids[end - 1] || n_distinct == n_most) {
+                break;
+            }
+            n_distinct++;
+        }
+        if (ids[first] < 0 || ids[first] > (INT64_MAX - offset) / (int64_t) row_bytes - n_distinct) {
+            result = -EINVAL;
+            break;
+        }
+        const int64_t got = pread_all(fd, raw, (size_t) n_distinct * row_bytes, offset + ids[first] * (int64_t) row_bytes, n_reads);
+        if (got < 0) {
+            result = got;
+            break;
+        }
+        const int64_t n_whole = got / (int64_t) row_bytes;
+        for (; result < end && ids[result] - ids[first] < n_whole; result++) {
+            float * row = dst + (to ? to[result] : result) * ne0;
+            if (result > first && ids[result] == ids[result - 1]) {
+                memcpy(row, dst + (to ? to[result - 1] : result - 1) * ne0, (size_t) ne0 * sizeof(float));
+            } else if (type == GGML_TYPE_F32) {
+                memcpy(row, raw + (ids[result] - ids[first]) * (int64_t) row_bytes, row_bytes);
+            } else {
+                to_float(raw + (ids[result] - ids[first]) * (int64_t) row_bytes, row, ne0);
+            }
+        }
+        if (result < end) {
+            break;
+        }
+    }
+    free(raw);
+    return result;
 }
