@@ -9,12 +9,8 @@
 // then over the 8 lanes in a butterfly: an order that depends on d alone.
 //
 // Row graphs: one launch; a thread block owns a sequence's rows of one value head, with the head's state in registers.
-// Chunk graphs: (1) convolution, unit length and gates of all rows into temporary memory, (2) the scan, a thread block having
-// 16 columns of some value heads that read one key head, (3) output norm and gate, and the convolution's history.
-// The scan takes the rows in groups of four, those of positions 4n to 4n + 3, by the dot products with the state S before the
-// group: with G_j the product of the group's first decays, C_ij that of those after row i up to row j,
-//     u_j = beta_j * (v_j - G_j <S, k_j> - sum over i < j of C_ij <k_i, k_j> u_i);  o_j likewise from q_j, i <= j
-// so the sequential part is a few scalars a group. Rows that a group lacks are zero, with decay 1: they change no bit.
+// Chunk graphs: (1) convolution, unit length and gates of all rows into temporary memory, (2) the scan, thread blocks
+// sharing the value heads and 16 columns each, (3) output norm and gate, and the convolution's history.
 #include "luce-common.cuh"
 
 #define GDN_LANES        8   // lanes that share one state row
@@ -24,8 +20,6 @@
 #define GDN_PREP_ROWS    8   // rows a warp of the first chunk kernel walks
 #define GDN_SCAN_COLS    16  // columns of dv a block of the scan owns
 #define GDN_SCAN_ROWS    16  // rows the scan stages at a time
-#define GDN_GROUP        4   // rows the scan takes together
-#define GDN_PAD          8   // values after a row's q and k: <k_i, q> of the group's rows, then <k_i, k>
 #define GDN_SCAN_SLOTS   8   // sequences scanned at the same time
 
 namespace {
@@ -51,7 +45,7 @@ struct gdn_args {
 
 // temporary memory of a chunk graph; rows are padded to DP values and start on 16 bytes
 struct gdn_temp {
-    float * qk;   // [2*DP + GDN_PAD, nk, T]: q / sqrt(d) | k | <k_i, q> | <k_i, k>
+    float * qk;   // [2*DP + 4, nk, T]: q / sqrt(d) | k | <k, q>, 0, 0, 0
     float * v;    // [DP + 4, nv, T]: v | decay, beta, 0, 0
     int   * runs; // [2, n_slot]: a sequence's first row and the row after its last; -1: none
 };
@@ -169,8 +163,8 @@ static __device__ __forceinline__ void gdn_cluster_sync() {
 #endif
 }
 
-// writes x where block `rank` of the cluster has this shared variable; only clusters call it
-[[maybe_unused]] static __device__ __forceinline__ void gdn_cluster_put(float * shared, int rank, float x) {
+// writes x where block `rank` of the cluster has this shared variable
+static __device__ __forceinline__ void gdn_cluster_put(float * shared, int rank, float x) {
 #if !defined(GGML_USE_HIP) && !defined(GGML_USE_MUSA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= GGML_CUDA_CC_HOPPER
     const unsigned int here = (unsigned int) __cvta_generic_to_shared(shared);
     unsigned int there;
@@ -409,13 +403,13 @@ static __device__ __forceinline__ void gdn_load_channels(const float * x, int i,
 }
 
 template <int E>
-static __device__ __forceinline__ void gdn_store_channels(float * x, const float (&y)[E]) {
+static __device__ __forceinline__ void gdn_store_channels(float * x, const float (&y)[E], float scale) {
     if constexpr (E == 4) {
-        *(float4 *) x = make_float4(y[0], y[1], y[2], y[3]);
+        *(float4 *) x = make_float4(y[0] * scale, y[1] * scale, y[2] * scale, y[3] * scale);
     } else {
 #pragma unroll
         for (int e = 0; e < E; e++) {
-            x[e] = y[e];
+            x[e] = y[e] * scale;
         }
     }
 }
@@ -513,28 +507,12 @@ static __global__ void __launch_bounds__(128) luce_gdn_prepare_kernel(const gdn_
         const int ck = (a.nk + head) * a.d;
         q.load_taps(a, cq, i);
         k.load_taps(a, ck, i);
-        float group[GDN_GROUP][E]; // the group's k so far, zero where it has none
         int before = -1;
-        int start  = r0; // the group of row r0 may begin before
-        while (start > 0 && r0 - start < GDN_GROUP && a.rows[start].slot >= 0 && a.rows[start].position % GDN_GROUP != 0 &&
-               a.rows[start - 1].slot == a.rows[start].slot) {
-            start--;
-        }
-        for (int r = start; r < r1; r++) {
+        for (int r = r0; r < r1; r++) {
             const luce_row row = a.rows[r];
             if (row.slot < 0) {
                 before = -1;
                 continue;
-            }
-            const int place = row.position % GDN_GROUP;
-            if (row.slot != before || place == 0) {
-#pragma unroll
-                for (int m = 0; m < GDN_GROUP; m++) {
-#pragma unroll
-                    for (int e = 0; e < E; e++) {
-                        group[m][e] = 0.0f;
-                    }
-                }
             }
             if (row.slot == before) {
                 q.shift();
@@ -551,33 +529,12 @@ static __global__ void __launch_bounds__(128) luce_gdn_prepare_kernel(const gdn_
             k.convolve(yk);
             const float fq = rsqrtf((float) a.d) * rsqrtf(gdn_warp_dot<E>(yq, yq) + a.eps);
             const float fk = rsqrtf(gdn_warp_dot<E>(yk, yk) + a.eps);
-#pragma unroll
-            for (int e = 0; e < E; e++) {
-                yq[e] *= fq;
-                yk[e] *= fk;
-            }
-#pragma unroll
-            for (int m = 0; m < GDN_GROUP; m++) {
-#pragma unroll
-                for (int e = 0; e < E; e++) {
-                    group[m][e] = m == place ? yk[e] : group[m][e];
-                }
-            }
-            if (r < r0) {
-                continue;
-            }
-            float with_q[GDN_GROUP], with_k[GDN_GROUP];
-#pragma unroll
-            for (int m = 0; m < GDN_GROUP; m++) {
-                with_q[m] = gdn_warp_dot<E>(group[m], yq);
-                with_k[m] = gdn_warp_dot<E>(group[m], yk);
-            }
-            float * to = temp.qk + ((int64_t) r * a.nk + head) * (2 * DP + GDN_PAD);
-            gdn_store_channels<E>(to + i, yq);
-            gdn_store_channels<E>(to + DP + i, yk);
+            const float kq = gdn_warp_dot<E>(yk, yq) * (fk * fq);
+            float * to = temp.qk + ((int64_t) r * a.nk + head) * (2 * DP + 4);
+            gdn_store_channels<E>(to + i, yq, fq);
+            gdn_store_channels<E>(to + DP + i, yk, fk);
             if (lane == 0) {
-                *(float4 *) (to + 2 * DP)     = make_float4(with_q[0], with_q[1], with_q[2], with_q[3]);
-                *(float4 *) (to + 2 * DP + 4) = make_float4(with_k[0], with_k[1], with_k[2], with_k[3]);
+                *(float4 *) (to + 2 * DP) = make_float4(kq, 0.0f, 0.0f, 0.0f);
             }
             if (head == 0 && lane == 0) {
                 if (r == 0 || a.rows[r - 1].slot != row.slot) {
@@ -610,7 +567,7 @@ static __global__ void __launch_bounds__(128) luce_gdn_prepare_kernel(const gdn_
             float y[E];
             v.convolve(y);
             float * to = temp.v + ((int64_t) r * a.nv + hv) * (DP + 4);
-            gdn_store_channels<E>(to + i, y);
+            gdn_store_channels<E>(to + i, y, 1.0f);
             if (lane == 0) {
                 const float2 g = gdn_gates(a, r, hv);
                 *(float4 *) (to + DP) = make_float4(g.x, g.y, 0.0f, 0.0f);
@@ -642,59 +599,47 @@ static __device__ __forceinline__ void gdn_copied() {
 #endif
 }
 
-template <int DP, int NG>
+template <int DP>
 struct gdn_tile {
-    float qk[GDN_SCAN_ROWS][2 * DP + GDN_PAD];
-    float v[NG][GDN_SCAN_ROWS][GDN_SCAN_COLS + 4];
+    float qk[GDN_SCAN_ROWS][2 * DP + 4];
+    float v[GDN_SCAN_ROWS][GDN_SCAN_COLS + 4];
 };
 
-// stages rows [r, r + GDN_SCAN_ROWS) of key head hk and of the columns from col on of value heads hv, hv + nk, ..; those outside
-// [first, end) as rows that change nothing
-template <int DP, int NG>
+// stages rows [r, r + n) of key head hk and of the columns from col on of value head hv
+template <int DP>
 static __device__ __forceinline__ void gdn_stage(
-        const gdn_args & a, const gdn_temp & temp, gdn_tile<DP, NG> & tile, int64_t r, int first, int end, int hk, int hv, int col) {
+        const gdn_args & a, const gdn_temp & temp, gdn_tile<DP> & tile, int64_t r, int n, int hk, int hv, int col) {
     constexpr int n_threads = GDN_SCAN_COLS * GDN_LANES;
-    constexpr int per_qk    = (2 * DP + GDN_PAD) / 4;
+    constexpr int per_qk    = (2 * DP + 4) / 4;
     constexpr int per_v     = (GDN_SCAN_COLS + 4) / 4;
-    for (int j = threadIdx.x; j < GDN_SCAN_ROWS * per_qk; j += n_threads) {
+    for (int j = threadIdx.x; j < n * per_qk; j += n_threads) {
         const int row = j / per_qk;
         const int i   = j % per_qk * 4;
-        if (r + row >= first && r + row < end) {
-            gdn_copy_16(&tile.qk[row][i], temp.qk + ((r + row) * a.nk + hk) * (2 * DP + GDN_PAD) + i);
-        } else {
-            *(float4 *) &tile.qk[row][i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        }
+        gdn_copy_16(&tile.qk[row][i], temp.qk + ((r + row) * a.nk + hk) * (2 * DP + 4) + i);
     }
-    for (int j = threadIdx.x; j < NG * GDN_SCAN_ROWS * per_v; j += n_threads) {
-        const int n   = j / (GDN_SCAN_ROWS * per_v);
-        const int row = j / per_v % GDN_SCAN_ROWS;
+    for (int j = threadIdx.x; j < n * per_v; j += n_threads) {
+        const int row = j / per_v;
         const int i   = j % per_v * 4;
-        if (r + row >= first && r + row < end) {
-            const float * from = temp.v + ((r + row) * a.nv + hv + n * a.nk) * (DP + 4);
-            gdn_copy_16(&tile.v[n][row][i], from + (i < GDN_SCAN_COLS ? col + i : DP));
-        } else {
-            *(float4 *) &tile.v[n][row][i] = make_float4(i < GDN_SCAN_COLS ? 0.0f : 1.0f, 0.0f, 0.0f, 0.0f);
-        }
+        gdn_copy_16(&tile.v[row][i], temp.v + ((r + row) * a.nv + hv) * (DP + 4) + (i < GDN_SCAN_COLS ? col + i : DP));
     }
 }
 
-// grid (DP / GDN_SCAN_COLS, nv / NG, min(n_slot, GDN_SCAN_SLOTS)); a sequence's rows in order, the state in registers: a thread
-// has its part of one column of NG value heads that read the same key head. Leaves the outputs before norm and gate in dst.
-template <int DP, bool exact, int NG>
-static __global__ void __launch_bounds__(GDN_SCAN_COLS * GDN_LANES, NG == 1 ? 3 : 1) luce_gdn_scan_kernel(
-        const gdn_args a, const gdn_temp temp) {
+// grid (DP / GDN_SCAN_COLS, nv, min(n_slot, GDN_SCAN_SLOTS)); a sequence's rows in order, the state in registers. Leaves the
+// outputs before norm and gate in dst.
+template <int DP, bool exact>
+static __global__ void __launch_bounds__(GDN_SCAN_COLS * GDN_LANES, 3) luce_gdn_scan_kernel(const gdn_args a, const gdn_temp temp) {
     constexpr int n_threads = GDN_SCAN_COLS * GDN_LANES;
     constexpr int F         = DP / GDN_LANES;
 
-    __shared__ __align__(16) gdn_tile<DP, NG> tiles[2];
-    __shared__ float out[NG][GDN_SCAN_ROWS][GDN_SCAN_COLS];
+    __shared__ __align__(16) gdn_tile<DP> tiles[2];
+    __shared__ float out[GDN_SCAN_ROWS][GDN_SCAN_COLS];
 
     const int d    = exact ? DP : a.d;
     const int lane = threadIdx.x % GDN_LANES;
     const int mine = threadIdx.x / GDN_LANES;
     const int col0 = blockIdx.x * GDN_SCAN_COLS;
-    const int hk   = blockIdx.y % a.nk;
-    const int hv   = blockIdx.y / a.nk * NG * a.nk + hk; // the first; the others at distances of nk
+    const int hv   = blockIdx.y;
+    const int hk   = hv % a.nk;
     if (col0 >= d) {
         return;
     }
@@ -705,136 +650,60 @@ static __global__ void __launch_bounds__(GDN_SCAN_COLS * GDN_LANES, NG == 1 ? 3 
         if (first < 0) {
             continue;
         }
-        const int p0    = a.rows[first].position;
-        const int start = first - p0 % GDN_GROUP; // where the first row's group would begin
+        const int p0 = a.rows[first].position;
 
-        float s[NG][F];
+        float s[F];
+        if (p0 == 0 && !a.leak) {
 #pragma unroll
-        for (int n = 0; n < NG; n++) {
-            if (p0 == 0 && !a.leak) {
-#pragma unroll
-                for (int f = 0; f < F; f++) {
-                    s[n][f] = 0.0f;
-                }
-            } else {
-                gdn_load_state<F, exact>(gdn_state(a, slot, p0, hv + n * a.nk), d, col0 + mine, lane, s[n]);
+            for (int f = 0; f < F; f++) {
+                s[f] = 0.0f;
             }
+        } else {
+            gdn_load_state<F, exact>(gdn_state(a, slot, p0, hv), d, col0 + mine, lane, s);
         }
 
-        gdn_stage<DP, NG>(a, temp, tiles[0], start, first, end, hk, hv, col0);
+        gdn_stage<DP>(a, temp, tiles[0], first, min(GDN_SCAN_ROWS, end - first), hk, hv, col0);
         gdn_copies_end();
         int at = 0;
-#pragma unroll 1
-        for (int r = start; r < end; r += GDN_SCAN_ROWS, at ^= 1) {
-            if (r + GDN_SCAN_ROWS < end) {
-                gdn_stage<DP, NG>(a, temp, tiles[at ^ 1], r + GDN_SCAN_ROWS, first, end, hk, hv, col0);
+        for (int r = first; r < end; r += GDN_SCAN_ROWS, at ^= 1) {
+            const int n    = min(GDN_SCAN_ROWS, end - r);
+            const int next = r + GDN_SCAN_ROWS;
+            if (next < end) {
+                gdn_stage<DP>(a, temp, tiles[at ^ 1], next, min(GDN_SCAN_ROWS, end - next), hk, hv, col0);
             }
             gdn_copies_end();
             gdn_copied();
             __syncthreads();
 
-            const gdn_tile<DP, NG> & tile = tiles[at];
-            const int n_row = min(GDN_SCAN_ROWS, end - r);
-#pragma unroll 1
-            for (int j0 = 0; j0 < n_row; j0 += GDN_GROUP) {
-                float k[GDN_GROUP][F];
-                float sk[NG][GDN_GROUP], sq[NG][GDN_GROUP];
-#pragma unroll
-                for (int j = 0; j < GDN_GROUP; j++) {
-                    float q[F];
-                    gdn_load_vector<F>(tile.qk[j0 + j], lane, q);
-                    gdn_load_vector<F>(tile.qk[j0 + j] + DP, lane, k[j]);
-#pragma unroll
-                    for (int n = 0; n < NG; n++) {
-                        sk[n][j] = 0.0f;
-                        sq[n][j] = 0.0f;
-                    }
-#pragma unroll
-                    for (int f = 0; f < F; f++) {
-#pragma unroll
-                        for (int n = 0; n < NG; n++) {
-                            sk[n][j] = fmaf(s[n][f], k[j][f], sk[n][j]);
-                            sq[n][j] = fmaf(s[n][f], q[f], sq[n][j]);
-                        }
-                    }
-                }
-#pragma unroll
-                for (int offset = GDN_LANES / 2; offset > 0; offset /= 2) {
-#pragma unroll
-                    for (int j = 0; j < GDN_GROUP; j++) {
-#pragma unroll
-                        for (int n = 0; n < NG; n++) {
-                            sk[n][j] += __shfl_xor_sync(0xffffffff, sk[n][j], offset, GDN_LANES);
-                            sq[n][j] += __shfl_xor_sync(0xffffffff, sq[n][j], offset, GDN_LANES);
-                        }
-                    }
-                }
-
-                float u[NG][GDN_GROUP]; // C_ij u_i
-                float total[NG];        // G_j
-#pragma unroll
-                for (int n = 0; n < NG; n++) {
-                    total[n] = 1.0f;
-                }
-#pragma unroll
-                for (int j = 0; j < GDN_GROUP; j++) {
-                    float with_q[GDN_GROUP], with_k[GDN_GROUP];
-#pragma unroll
-                    for (int i = 0; i < GDN_GROUP; i++) {
-                        with_q[i] = tile.qk[j0 + j][2 * DP + i];
-                        with_k[i] = tile.qk[j0 + j][2 * DP + GDN_GROUP + i];
-                    }
-#pragma unroll
-                    for (int n = 0; n < NG; n++) {
-                        const float decay = tile.v[n][j0 + j][GDN_SCAN_COLS];
-                        const float beta  = tile.v[n][j0 + j][GDN_SCAN_COLS + 1];
-                        total[n] *= decay;
-                        float known = total[n] * sk[n][j];
-#pragma unroll
-                        for (int i = 0; i < j; i++) {
-                            u[n][i] *= decay;
-                            known = fmaf(u[n][i], with_k[i], known);
-                        }
-                        u[n][j] = beta * (tile.v[n][j0 + j][mine] - known);
-                        float o = total[n] * sq[n][j];
-#pragma unroll
-                        for (int i = 0; i <= j; i++) {
-                            o = fmaf(u[n][i], with_q[i], o);
-                        }
-                        if (lane == 0) {
-                            out[n][j0 + j][mine] = o;
-                        }
-                    }
-                }
+            const gdn_tile<DP> & tile = tiles[at];
+            for (int j = 0; j < n; j++) {
+                float q[F], k[F];
+                gdn_load_vector<F>(tile.qk[j], lane, q);
+                gdn_load_vector<F>(tile.qk[j] + DP, lane, k);
+                const float kq    = tile.qk[j][2 * DP];
+                const float decay = tile.v[j][GDN_SCAN_COLS];
+                const float beta  = tile.v[j][GDN_SCAN_COLS + 1];
+                const float sk = warp_reduce_sum<GDN_LANES>(gdn_part<F>(s, k));
+                const float sq = warp_reduce_sum<GDN_LANES>(gdn_part<F>(s, q));
+                const float u  = beta * fmaf(-decay, sk, tile.v[j][mine]);
 #pragma unroll
                 for (int f = 0; f < F; f++) {
-#pragma unroll
-                    for (int n = 0; n < NG; n++) {
-                        s[n][f] *= total[n];
-                    }
-#pragma unroll
-                    for (int j = 0; j < GDN_GROUP; j++) {
-#pragma unroll
-                        for (int n = 0; n < NG; n++) {
-                            s[n][f] = fmaf(k[j][f], u[n][j], s[n][f]);
-                        }
-                    }
+                    s[f] = fmaf(k[f], u, s[f] * decay);
+                }
+                if (lane == 0) {
+                    out[j][mine] = fmaf(decay, sq, u * kq);
                 }
             }
             __syncthreads();
-            for (int j = threadIdx.x; j < NG * GDN_SCAN_ROWS * GDN_SCAN_COLS; j += n_threads) {
-                const int n   = j / (GDN_SCAN_ROWS * GDN_SCAN_COLS);
-                const int row = j / GDN_SCAN_COLS % GDN_SCAN_ROWS;
+            for (int j = threadIdx.x; j < n * GDN_SCAN_COLS; j += n_threads) {
+                const int row = j / GDN_SCAN_COLS;
                 const int col = j % GDN_SCAN_COLS;
-                if (r + row >= first && r + row < end && col0 + col < d) {
-                    a.dst[((int64_t) (r + row) * a.nv + hv + n * a.nk) * d + col0 + col] = out[n][row][col];
+                if (col0 + col < d) {
+                    a.dst[((int64_t) (r + row) * a.nv + hv) * d + col0 + col] = out[row][col];
                 }
             }
         }
-#pragma unroll
-        for (int n = 0; n < NG; n++) {
-            gdn_store_state<F, exact>(gdn_state(a, slot, p0 + (end - first), hv + n * a.nk), d, col0 + mine, lane, s[n]);
-        }
+        gdn_store_state<F, exact>(gdn_state(a, slot, p0 + (end - first), hv), d, col0 + mine, lane, s);
         __syncthreads(); // the outputs of the last tile are read before the next sequence writes any
     }
 }
@@ -966,13 +835,6 @@ static void gdn_launch_rows(cudaStream_t stream, const gdn_args & a) {
 #endif
 }
 
-template <int DP, bool exact, int NG>
-static void gdn_launch_scan(cudaStream_t stream, const gdn_args & a, const gdn_temp & temp) {
-    const dim3 grid(DP / GDN_SCAN_COLS, a.nv / NG, std::min(a.n_slot, GDN_SCAN_SLOTS));
-    luce_gdn_scan_kernel<DP, exact, NG><<<grid, GDN_SCAN_COLS * GDN_LANES, 0, stream>>>(a, temp);
-    CUDA_CHECK(cudaGetLastError());
-}
-
 template <int DP, int KT, bool exact>
 static void gdn_launch(ggml_backend_cuda_context & ctx, const gdn_args & a) {
     cudaStream_t stream = ctx.stream();
@@ -989,7 +851,7 @@ static void gdn_launch(ggml_backend_cuda_context & ctx, const gdn_args & a) {
         gdn_launch_rows<DP, KT, exact, 1>(stream, a);
         return;
     }
-    ggml_cuda_pool_alloc<float> qk(ctx.pool(), (size_t) a.n_row * a.nk * (2 * DP + GDN_PAD));
+    ggml_cuda_pool_alloc<float> qk(ctx.pool(), (size_t) a.n_row * a.nk * (2 * DP + 4));
     ggml_cuda_pool_alloc<float> v(ctx.pool(), (size_t) a.n_row * a.nv * (DP + 4));
     ggml_cuda_pool_alloc<int>   runs(ctx.pool(), (size_t) a.n_slot * 2);
     const gdn_temp temp = { qk.get(), v.get(), runs.get() };
@@ -998,15 +860,9 @@ static void gdn_launch(ggml_backend_cuda_context & ctx, const gdn_args & a) {
     const dim3 prepare((a.nk + a.nv + 3) / 4, (a.n_row + GDN_PREP_ROWS - 1) / GDN_PREP_ROWS);
     luce_gdn_prepare_kernel<DP, KT><<<prepare, 128, 0, stream>>>(a, temp);
     CUDA_CHECK(cudaGetLastError());
-    if constexpr (exact) {
-        switch (a.nv / a.nk % 3 == 0 ? 3 : a.nv / a.nk % 2 == 0 ? 2 : 1) {
-            case 3:  gdn_launch_scan<DP, exact, 3>(stream, a, temp); break;
-            case 2:  gdn_launch_scan<DP, exact, 2>(stream, a, temp); break;
-            default: gdn_launch_scan<DP, exact, 1>(stream, a, temp); break;
-        }
-    } else {
-        gdn_launch_scan<DP, exact, 1>(stream, a, temp);
-    }
+    const dim3 scan(DP / GDN_SCAN_COLS, a.nv, std::min(a.n_slot, GDN_SCAN_SLOTS));
+    luce_gdn_scan_kernel<DP, exact><<<scan, GDN_SCAN_COLS * GDN_LANES, 0, stream>>>(a, temp);
+    CUDA_CHECK(cudaGetLastError());
     luce_gdn_finish_kernel<DP><<<dim3(a.n_row, (a.nv + 3) / 4), 128, 0, stream>>>(a);
     CUDA_CHECK(cudaGetLastError());
 }
