@@ -163,8 +163,8 @@ static __device__ __forceinline__ void gdn_cluster_sync() {
 #endif
 }
 
-// writes x where block `rank` of the cluster has this shared variable
-static __device__ __forceinline__ void gdn_cluster_put(float * shared, int rank, float x) {
+// writes x where block `rank` of the cluster has this shared variable; only clusters call it
+[[maybe_unused]] static __device__ __forceinline__ void gdn_cluster_put(float * shared, int rank, float x) {
 #if !defined(GGML_USE_HIP) && !defined(GGML_USE_MUSA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= GGML_CUDA_CC_HOPPER
     const unsigned int here = (unsigned int) __cvta_generic_to_shared(shared);
     unsigned int there;
