@@ -3,6 +3,8 @@
 #   make demo          build all and let the small model answer a question
 #   make test          build all and run the tests
 #   make lint          ruff, and mypy --strict
+#   make amd-check     compile our GPU kernels for AMD and compare registers, LDS and spills with docs/amd-resources.txt (UPDATE=1 writes it)
+#   make hip           build with ggml-hip: with the ROCm in /opt/rocm or ROCM=DIR, else with a compiler it fetches (half an hour)
 #   make bench         the CPU speed comparison with upstream's llama-bench
 #   make bench-gpu     checks and speed on a GPU beside upstream's libllama: JSON and a plot (DEVICE=cuda:0; cuda or hip libraries first)
 #   make bench-server  load on luce run and on upstream's llama-server, side by side (builds the latter: minutes)
@@ -16,6 +18,7 @@
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
 DEVICE ?= cuda:0
+ROCM ?= $(firstword $(wildcard /opt/rocm) build/rocm)
 PROMPT ?= What is the capital of France?
 
 VENV := .venv
@@ -29,7 +32,7 @@ SETUP_FILES := pyproject.toml setup.py MANIFEST.in
 
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test lint bench bench-gpu bench-server test-browser test-oracle build setup clean distclean
+.PHONY: help demo test lint amd-check hip bench bench-gpu bench-server test-browser test-oracle build setup clean distclean
 
 help:
 	@sed -n 's/^#   make/  make/p' Makefile
@@ -43,6 +46,15 @@ test: build
 lint: $(LINT_READY)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy --strict pyluce cli build.py buildtools
+
+# the table is of one compiler: build/rocm, unless a folder is named
+amd-check: setup
+	$(PY) -m buildtools.amd_check --jobs $(JOBS) $(if $(filter file default,$(origin ROCM)),,--rocm $(ROCM)) \
+	    $(if $(UPDATE),--update) $(if $(OPTIONAL),--optional)
+
+hip: setup
+	$(if $(filter build/rocm,$(ROCM)),$(PY) -m buildtools.rocm --full build/rocm)
+	$(PY) build.py --jobs $(JOBS) --backend hip --rocm $(ROCM)
 
 bench: setup
 	$(PY) build.py --jobs $(JOBS) --bench

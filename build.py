@@ -137,7 +137,7 @@ def main(argv: list[str] | None = None) -> int:
                 print(line)
             print(f"build/{options.backend}: " + ("not current, run: python build.py" if differences else "current"))
             return 1 if differences else 0
-        with _only_one(ROOT / "build", report):
+        with only_one(ROOT / "build", report):
             build(ROOT, options, arguments.source, report, discard_edits=arguments.discard_edits)
     except BuildError as error:
         report.line(f"build.py: {error}")
@@ -150,7 +150,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 @contextlib.contextmanager
-def _only_one(folder: Path, report: Report) -> Iterator[None]:
+def only_one(folder: Path, report: Report) -> Iterator[None]:
     """Two builds at once would write the same files: the second one waits."""
     folder.mkdir(exist_ok=True)
     with (folder / ".lock").open("w", encoding="utf-8") as lock:

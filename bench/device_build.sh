@@ -33,7 +33,7 @@ if [ "${ONLY:-both}" != hip ]; then
 fi
 if [ "${ONLY:-both}" != cuda ]; then
   rocm=${ROCM:-$dest/rocm}
-  [ -x "$rocm/llvm/bin/clang++" ] || tools/rocm/get_hip_toolchain.sh "$rocm" full
+  [ -x "$rocm/llvm/bin/clang++" ] || python3 -m buildtools.rocm --full "$rocm"
   build hip --rocm "$rocm"
 fi
 echo "written: $record"

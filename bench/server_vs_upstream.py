@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -55,8 +55,10 @@ def build_upstream() -> None:
 
 
 @contextmanager
-def running(name: str, model: Path, slots: int, threads: int) -> Iterator[Server]:
-    """Start one of the two servers, wait until it is ready, end it afterwards."""
+def running(
+    name: str, model: Path, slots: int, threads: int, context: int = CONTEXT, more: Sequence[str] = ()
+) -> Iterator[Server]:
+    """Start one of the two servers, wait until it is ready, end it afterwards. `context`: tokens a slot; `more`: further arguments."""
     port = free_port()
     if name == "pyluce":
         command = [
@@ -70,10 +72,11 @@ def running(name: str, model: Path, slots: int, threads: int) -> Iterator[Server
             "--max-concurrency",
             str(slots),
         ]
-        command += ["--max-ctx", str(CONTEXT), "--threads", str(threads), "--max-queue", "256"]
+        command += ["--max-ctx", str(context), "--threads", str(threads), "--max-queue", "256"]
     else:
-        command = [str(PROGRAM), "-m", str(model), "--port", str(port), "-np", str(slots), "-c", str(CONTEXT * slots)]
+        command = [str(PROGRAM), "-m", str(model), "--port", str(port), "-np", str(slots), "-c", str(context * slots)]
         command += ["-t", str(threads), "--no-ui"]
+    command += more
     log = ROOT / "build" / "bench" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as out:

@@ -19,8 +19,8 @@ SAMPLES: Final = 64
 SAMPLE_BYTES: Final = 4096
 TEMPLATE_KEY: Final = "tokenizer.chat_template"
 
-_SCHEDULE: Final = {"n_slots", "n_threads", "max_rollback", "prefix_cache_bytes"}
-"""Options of a runner that decide when something is computed and where it is kept, never what comes out."""
+_SCHEDULE: Final = {"n_slots", "n_threads", "max_rollback", "prefix_cache_bytes", "draft_path"}
+"""Options of a runner that decide when something is computed and where it is kept, never what comes out (or a file that is among the model's)."""
 
 
 def state_identity(model: ModelFile, options: RunnerOptions, template: str | None) -> dict[str, str]:

@@ -20,6 +20,7 @@ from pyluce.state import SequenceState
 from pyluce.state.disk_cache import DiskCache
 from pyluce.state.disk_folder import LIVE_SUFFIX, CacheDirError, FolderLock
 from pyluce.state.store import SpillError
+from pyluce.weights import ModelError
 from pyluce.weights.model_file import Progress
 
 Load = Callable[[RunnerOptions, Progress], TrunkRunner]
@@ -41,12 +42,15 @@ def lock_cache_dir(options: LoadOptions, stack: ExitStack) -> FolderLock | None:
 
 def keep_model(runner: TrunkRunner, lock: FolderLock | None, options: LoadOptions, load: Load) -> ModelKeeper:
     """A keeper that owns the runner, with what is in the locked folder. Raises OptionError, and closes the runner then."""
+
+    def identify(runner: TrunkRunner) -> dict[str, str]:
+        return state_identity(runner.model, runner.options, options.chat_template)
+
     try:
-        if lock is None:
-            return ModelKeeper(runner, None, load)
-        limit = (options.cache_dir_mib or DEFAULT_CACHE_DIR_MIB) << 20
-        identity = state_identity(runner.model, runner.options, options.chat_template)
-        return ModelKeeper(runner, DiskCache(lock, limit, identity), load)
+        disk = None
+        if lock is not None:
+            disk = DiskCache(lock, (options.cache_dir_mib or DEFAULT_CACHE_DIR_MIB) << 20, identify(runner))
+        return ModelKeeper(runner, disk, load, identify)
     except BaseException as error:
         runner.close()
         if isinstance(error, CacheDirError):
@@ -70,8 +74,16 @@ class Sleeper:
 class ModelKeeper:
     """Owns the runner of a loaded model, gives it up and gets it back, and keeps the cache folder through all of that."""
 
-    def __init__(self, runner: TrunkRunner, disk: DiskCache | None, load: Load) -> None:
+    def __init__(
+        self,
+        runner: TrunkRunner,
+        disk: DiskCache | None,
+        load: Load,
+        identify: Callable[[TrunkRunner], dict[str, str]],
+    ) -> None:
         """Take over runner and folder. `load` makes a runner whose context and chunks are those of the given options."""
+        self._identify = identify
+        self._identity = identify(runner)
         self._runner: TrunkRunner | None = runner
         self._options = runner.options
         self._disk = disk
@@ -110,12 +122,25 @@ class ModelKeeper:
         """See `ParkableModel.unpark`."""
         try:
             self._runner = self._load(self._options, progress)
+            found = self._identify(self._runner)
+            differing = [name for name, value in self._identity.items() if found[name] != value]
+            if differing:
+                raise ModelError(
+                    f"{self._runner.model.path}: expected what was parked, found another {', '.join(differing)}; "
+                    "start the server again"
+                )
             if self._disk is not None:
                 self._runner.store.attach(self._disk)
         except BaseException:
             self._release()
+            self.trim()
             raise
         return self._runner, self._runner.store
+
+    def trim(self) -> None:
+        """Free what Python and the C library hold on to, now that nobody knows the runner any more."""
+        gc.collect()
+        trim_heap()
 
     def resume(self, stand_in: Any) -> SequenceState:
         """See `ParkableModel.resume`."""
@@ -167,11 +192,7 @@ class ModelKeeper:
         return Sleeper(state.length, path)
 
     def _release(self) -> None:
-        """Free the runner, and what Python and the C library hold on to."""
         runner, self._runner = self._runner, None
         if runner is not None:
             runner.store.clear()
             runner.close()
-        del runner
-        gc.collect()
-        trim_heap()

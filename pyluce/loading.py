@@ -126,7 +126,7 @@ def _open(path: Path, options: LoadOptions, report: Progress) -> tuple[ParkingCo
         core = BatchCore(
             resources,
             owners.close,
-            speculator=Speculator(opened.speculation.options) if opened.speculation.options.enabled else None,
+            speculator=_speculator(opened.speculation),
             n_slots=options.max_concurrency,
             max_queue=options.max_queue,
             prefill_share=options.prefill_share,
@@ -138,6 +138,10 @@ def _open(path: Path, options: LoadOptions, report: Progress) -> tuple[ParkingCo
         )
         owners.enter_context(stack.pop_all())
         return parking, LoadedModel(info, tokenizer, template, keeper.memory_report, parking)
+
+
+def _speculator(speculation: Speculation) -> Speculator[SequenceState] | None:
+    return Speculator(speculation.options, seed=speculation.seed) if speculation.options.enabled else None
 
 
 def _open_again(path: Path, options: LoadOptions, before: RunnerOptions, report: Progress) -> TrunkRunner:

@@ -16,7 +16,7 @@ from pyluce.engine.errors import DeadlineError, EngineError, RequestCancelledErr
 from pyluce.engine.events import Event, FinishReason, PrefillEvent
 from pyluce.engine.generate import Generation, GenerationRequest, Resources, chunk_bounds
 from pyluce.engine.idle import IdlePrefill, IdlePrompt
-from pyluce.engine.live import Live
+from pyluce.engine.live import Live, announce
 from pyluce.engine.plan import Admission, Chunk, Plan, StepResult
 from pyluce.engine.protocols import Launching, Logits, PrefixStore, Runner, SequenceLike
 from pyluce.engine.scheduler import Phase, Scheduler
@@ -261,6 +261,7 @@ class BatchCore(Generic[S]):
         live = self._live[chunk.sequence]
         tokens = live.ticket.request.prompt[chunk.begin : chunk.end]
         try:
+            announce(self.resources.runner, self._live, self._scheduler.after(chunk))
             logits = self.resources.runner.prefill(live.state, tokens, want="last" if chunk.last else "none")
         except Exception as error:
             self._end(chunk.sequence, Outcome.FAILED, error)

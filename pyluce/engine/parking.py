@@ -39,6 +39,9 @@ class ParkableModel(Protocol[S]):
         `discard`: the prefix cache may be lost, running sequences never. Raises ParkError with nothing released.
         """
 
+    def trim(self) -> None:
+        """Called after `park`, when nothing refers to the runner any more."""
+
     def unpark(self, progress: Progress) -> tuple[Runner[S], PrefixStore[S]]:
         """Load again. Whatever it raises, nothing is left allocated."""
 
@@ -118,7 +121,7 @@ class ParkingCore(Generic[S]):
         self._why: str | None = None
         self._loading = False
         self._since = self._beat_at = self._worked_at = clock()
-        self._refused_idle = False
+        self._refused_idle = self._busy = False
         self._arrived: list[int] = []
 
     @property
@@ -155,6 +158,7 @@ class ParkingCore(Generic[S]):
     def admit(self, ticket: Ticket) -> None:
         """Queue a request; while parked it is refused, or noted as a reason to load."""
         self.core.admit(ticket)
+        self._busy = True
         if self._why is None:
             return
         if self._on_request:
@@ -168,8 +172,7 @@ class ParkingCore(Generic[S]):
 
     def step(self) -> bool:
         """See `Core.step`."""
-        self._worked_at = self._beat_at = self._clock()
-        self._refused_idle = False
+        self._beat_at = self._clock()
         if self._why is not None and self._arrived:
             arrived, self._arrived = self._arrived, []
             try:
@@ -179,7 +182,12 @@ class ParkingCore(Generic[S]):
         if self._why is not None:
             self.core.sweep()
             return False
-        return self.core.step()
+        busy = self.core.step()
+        if busy or self._busy:  # a step may be a look at the inbox, too
+            self._worked_at = self._clock()
+            self._refused_idle = False
+        self._busy = busy
+        return busy
 
     def idle(self) -> None:
         """See `Core.idle`; park when it was quiet for long enough."""
@@ -204,6 +212,7 @@ class ParkingCore(Generic[S]):
         stand_ins = self._model.park(self.core.running(), discard)
         nothing = NoModel(self.core.resources.runner.vocab_size)
         self.core.exchange(nothing, nothing, stand_ins)
+        self._model.trim()
         self._since = self._beat_at = self._clock()
         self._why = why
         log.info("parked: %s", why)

@@ -78,6 +78,14 @@ class Launching(Protocol):
     """Called in each step once its inputs are written, right before the device computes."""
 
 
+@runtime_checkable
+class Expecting(Protocol):
+    """A runner that can prepare a chunk while it computes the one before."""
+
+    def expect(self, prompt: Sequence[int], begin: int, end: int) -> None:
+        """The chunk after the next `prefill` will probably be `prompt[begin:end]`; no result depends on it."""
+
+
 class Sampler(Protocol):
     """Chooses tokens for one sequence and remembers what it chose."""
 

@@ -133,6 +133,16 @@ class Scheduler:
             chunk = self._sequences[self._prefilling[0]].next_chunk()
         return Plan(tuple(self._decoding), chunk)
 
+    def after(self, chunk: Chunk) -> Chunk | None:
+        """The chunk that is planned after this one if nobody comes or goes; None if there is none."""
+        for number in [*self._prefilling, *list(self._prefilling)[:1]][1:]:
+            sequence = self._sequences[number]
+            done = sequence.chunks_done + (number == chunk.sequence)
+            if done < len(sequence.chunks):
+                begin, end = sequence.chunks[done]
+                return Chunk(number, begin, end, last=end == sequence.prompt_length)
+        return None
+
     def commit(self, result: StepResult) -> None:
         """The step was carried out; sequences that were retired meanwhile are passed over."""
         chunk = result.plan.prefill

@@ -7,20 +7,14 @@ rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from pyluce.graph.layers import AttentionWeights, GdnWeights, MixWeights, MoeWeights, PleWeights
 from pyluce.graph.ops import GraphScope
 from pyluce.native import ggml, luce
-from pyluce.native.luce import Phase
+from pyluce.native.luce import ATTN_PHASE_PARAM, Phase
 from pyluce.native.tensors import tensor_struct
 from pyluce.state.pool import StatePool
 from pyluce.weights import HParams
-
-
-ATTN_PHASE_PARAM: Final = (
-    5  # of qsa_attn: a device splits the keys of a row by the phase, never by how many rows there are
-)
 
 
 @dataclass(frozen=True, slots=True)

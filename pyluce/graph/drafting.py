@@ -77,7 +77,7 @@ class Drafter:
         if self._keep_logits:
             shape = (len(wanted), self._hparams.n_vocab)
             self.last_logits = [tensor_get(tensor, np.float32, shape) for tensor in graph.logits]
-        return [[int(ids[j][i]) for j in range(count)] for i, (_, _, count) in enumerate(wanted)]
+        return [[max(0, int(ids[j][i])) for j in range(count)] for i, (_, _, count) in enumerate(wanted)]
 
     def _pages(self, n_tokens: int) -> int:
         """Bound on the pages that a row sees: a power of two, so that few graphs serve all lengths."""
@@ -89,7 +89,21 @@ class Drafter:
     def _graph(self, key: DraftKey) -> DraftGraph:
         graph = self._graphs.get(key)
         if graph is None:
-            graph = DraftGraph(key, self._hparams, self._weights, self._pool, self._fault, self._keep_logits)
+            graph = DraftGraph(
+                key,
+                self._hparams,
+                self._weights,
+                self._pool,
+                self._fault,
+                on_cpu=self._backend.is_cpu,
+                keep_logits=self._keep_logits,
+            )
+            if not self._backend.is_cpu:
+                try:
+                    self._backend.check_supports(graph.graph)
+                except BaseException:
+                    graph.close()
+                    raise
             self._graphs[key] = graph
             self.n_built += 1
             while len(self._graphs) > RETAINED_DRAFT_GRAPHS:

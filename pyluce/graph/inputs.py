@@ -1,23 +1,28 @@
 """Fills the inputs of a step graph: which slots, positions and cells its rows are, their embeddings and angles.
 
-On a host backend the inputs are written in place (numpy views of the tensors' memory), elsewhere through a copy each.
+On a host backend the inputs are written in place (numpy views of the tensors' memory), elsewhere into staging memory.
 """
 
 from __future__ import annotations
 
-import ctypes
+from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from pyluce.graph.ahead import Ahead, Stretch
+from pyluce.graph.chunks import pad_rows
+from pyluce.graph.rope import RopeTable
+from pyluce.graph.staging import ALIGNMENT, Staging
 from pyluce.graph.trunk import StepGraph
 from pyluce.native.errors import NativeError
-from pyluce.native.luce import ggml_luce_dequantize_rows
-from pyluce.native.tensors import tensor_get, tensor_set, tensor_struct
+from pyluce.native.ggml import ggml_nbytes
+from pyluce.native.luce import Phase, ggml_luce_dequantize_rows
+from pyluce.native.tensors import tensor_get, tensor_memory, tensor_struct
 from pyluce.state import SequenceState, StatePool
 from pyluce.state.pages import PAGE_TOKENS
-from pyluce.weights import ModelFile, PleTable, ple_row_ids, ple_window_row_ids
+from pyluce.weights import GatherCounts, ModelFile, PleTable, ple_row_ids, ple_window_row_ids
 
 Group = tuple[SequenceState, list[int]]
 S = TypeVar("S", bound=np.generic)
@@ -26,157 +31,190 @@ FEW_ROWS: Final = 64
 """Up to this many rows are written together, whichever sequences they belong to: a numpy call costs as much as a row."""
 
 
-def host_array(tensor: int, dtype: type[S]) -> npt.NDArray[S]:
-    """A tensor's own memory on a host backend, [ne1, ne0] for one or two axes."""
-    header = tensor_struct(tensor)
-    shape = (header.ne[1], header.ne[0])
-    size = shape[0] * shape[1] * np.dtype(dtype).itemsize
-    return np.frombuffer((ctypes.c_char * size).from_address(header.data), dtype).reshape(shape)
-
-
 def read_rows(tensor: int, first: int, count: int, on_host: bool) -> npt.NDArray[np.float32]:
     """A copy of rows of an F32 result [ne1, ne0]; on a host backend only of those."""
     if on_host:
-        return host_array(tensor, np.float32)[first : first + count].copy()
+        return tensor_memory(tensor, np.float32)[first : first + count].copy()
     header = tensor_struct(tensor)
     return tensor_get(tensor, np.float32, (header.ne[1], header.ne[0]))[first : first + count]
 
 
-class RopeTable:
-    """cos | sin of every position's angles, F32 [rope_dim] each, computed block by block when first needed.
-
-    angle_i = position * base^(-2i / rope_dim) in float32, as the model's reference computes it; text positions are the
-    same in all M-RoPE sections, so the sections do not matter.
-    """
-
-    BLOCK: Final = 4096
-
-    def __init__(self, rope_dim: int, base: float) -> None:
-        exponents = np.arange(0, rope_dim, 2, dtype=np.float32) / np.float32(rope_dim)
-        self._frequency = (np.float32(1.0) / np.float32(base) ** exponents).astype(np.float32)
-        self._blocks: dict[int, npt.NDArray[np.float32]] = {}
-
-    def fill(self, out: npt.NDArray[np.float32], first: int) -> None:
-        """Rows of `out` [n, rope_dim] for the positions first .. first + n - 1."""
-        done = 0
-        while done < len(out):
-            block, at = divmod(first + done, self.BLOCK)
-            count = min(len(out) - done, self.BLOCK - at)
-            out[done : done + count] = self._block(block)[at : at + count]
-            done += count
-
-    def fill_block_starts(self, out: npt.NDArray[np.float32], first: int, ratio: int) -> None:
-        """Rows of `out` [n, rope_dim] for the first positions of the blocks of `ratio` that the rows lie in."""
-        starts = np.arange(first, first + len(out)) // ratio * ratio
-        for block in range(int(starts[0]) // self.BLOCK, int(starts[-1]) // self.BLOCK + 1):
-            chosen = starts // self.BLOCK == block
-            out[chosen] = self._block(block)[starts[chosen] % self.BLOCK]
-
-    def fill_at(self, out: npt.NDArray[np.float32], positions: list[int]) -> None:
-        """Rows of `out` [n, rope_dim] for a few positions."""
-        for row, position in enumerate(positions):
-            out[row] = self._block(position // self.BLOCK)[position % self.BLOCK]
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of the angles that were computed so far."""
-        return sum(block.nbytes for block in self._blocks.values())
-
-    def _block(self, index: int) -> npt.NDArray[np.float32]:
-        if index not in self._blocks:
-            positions = np.arange(index * self.BLOCK, (index + 1) * self.BLOCK, dtype=np.float32)
-            angles = (positions[:, None] * self._frequency[None, :]).astype(np.float64)
-            self._blocks[index] = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
-        return self._blocks[index]
-
-
 class InputBuffers:
-    """Arrays to fill for one step graph, numpy order (slowest axis first); `send` brings them to the device."""
+    """Arrays to fill for one step graph, numpy order (slowest axis first): the tensors' own memory, or a block of staging memory."""
 
-    def __init__(self, graph: StepGraph, on_host: bool) -> None:
+    def __init__(self, graph: StepGraph, staging: Staging | None, block: int) -> None:
         step = graph.inputs
         self._copies: list[tuple[int, npt.NDArray[Any]]] = []
-        self._on_host = on_host
+        self._staging = staging
+        self._block = block
+        self.n_bytes = 0
+        # where these two are depends on the number of rows alone: they may be prepared before there is a graph
+        self.embd = self._array(step.embd, np.float32)
+        self.ple = None if step.ple is None else self._array(step.ple, np.float32)
         self.rows = self._array(step.rows, np.int32)
         self.cells = self._array(step.cells, np.int64)[0]
         self.rope = self._array(step.rope, np.float32)
         self.block_rope = self._array(step.block_rope, np.float32)
-        self.embd = self._array(step.embd, np.float32)
-        self.ple = None if step.ple is None else self._array(step.ple, np.float32)
         self.out_rows = None if step.out_rows is None else self._array(step.out_rows, np.int32)[0]
 
     def _array(self, tensor: int, dtype: type[S]) -> npt.NDArray[S]:
-        if self._on_host:
-            return host_array(tensor, dtype)
-        header = tensor_struct(tensor)
-        array = np.zeros((header.ne[1], header.ne[0]), dtype)
+        if self._staging is None:
+            return tensor_memory(tensor, dtype)
+        ne = tensor_struct(tensor).ne
+        array = self._staging.array(self._block, self.n_bytes, (ne[1], ne[0]), dtype)
+        self.n_bytes = aligned(self.n_bytes + array.nbytes)
         self._copies.append((tensor, array))
         return array
 
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of the arrays that are not the device's own memory."""
-        return sum(array.nbytes for _, array in self._copies)
-
     def send(self) -> None:
         """Copy what is not written in place."""
-        for tensor, array in self._copies:
-            tensor_set(tensor, array)
+        if self._staging is not None:
+            for tensor, array in self._copies:
+                self._staging.send(tensor, array)
+
+
+def aligned(n_bytes: int) -> int:
+    """The next place in a block."""
+    return -(-n_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def staged_bytes(graph: StepGraph) -> int:
+    """Bytes of a block that `InputBuffers` of this graph take."""
+    step = graph.inputs
+    tensors = (step.embd, step.ple, step.rows, step.cells, step.rope, step.block_rope, step.out_rows)
+    return sum(aligned(ggml_nbytes(tensor)) for tensor in tensors if tensor is not None)
 
 
 class InputWriter:
-    """Writes steps of one model. `write` changes no state."""
+    """Writes steps of one model. `write` changes no state.
+
+    With `staging`, inputs go to the device from there, and a chunk that is said to come next is prepared while the device computes.
+    Rows of the n-gram table are counted when a step uses them: those prepared for a chunk that never ran are not.
+    """
 
     def __init__(
-        self, model: ModelFile, pool: StatePool, ple: PleTable | None, on_host: bool, stale_ngram: bool = False
+        self, model: ModelFile, pool: StatePool, ple: PleTable | None, staging: Staging | None, fault: str | None = None
     ) -> None:
         h = model.hparams
         self._hparams = h
-        self._model = model
         self._pool = pool
         self._ple = ple
-        self._on_host = on_host
+        self._staging = staging
         self._rope = RopeTable(h.rope_dim, h.rope_freq_base)
         self._embedding = model.tensors["token_embd.weight"]
-        self._buffers: dict[StepGraph, InputBuffers] = {}
-        self._stale: dict[int, list[int]] | None = {} if stale_ngram else None
+        self._embedding_address = model.address(self._embedding)
+        self._buffers: dict[StepGraph, list[InputBuffers | None]] = {}
+        self._stale: dict[int, list[int]] | None = {} if fault == "stale_ngram" else None
+        self._n_back = h.ple.ngram_size - 1 if h.ple is not None else 0
+        self.ahead = Ahead(self._fill) if staging is not None and fault is None else None
+        self._block = 0
 
     @property
     def host_bytes(self) -> int:
         """Bytes of angles, and of inputs on their way to a device."""
-        return self._rope.n_bytes + sum(buffers.n_bytes for buffers in self._buffers.values())
+        return self._rope.n_bytes + (2 * self._staging.block_bytes if self._staging is not None else 0)
+
+    def reserve(self, graph: StepGraph) -> None:
+        """Have room for the inputs of a new graph."""
+        if self._staging is None or staged_bytes(graph) <= self._staging.block_bytes:
+            return
+        if self.ahead is not None:
+            self.ahead.drop()
+        self._buffers.clear()
+        self._staging.grow(staged_bytes(graph))
 
     def forget(self, graph: StepGraph) -> None:
         """The graph is about to be closed."""
         self._buffers.pop(graph, None)
+
+    def close(self) -> None:
+        """Stop preparing. Idempotent."""
+        if self.ahead is not None:
+            self.ahead.close()
+
+    def stretch(self, before: Sequence[int], first: int, tokens: Sequence[int]) -> Stretch:
+        """The chunk `tokens` at position `first`, after tokens that end with `before`."""
+        window = tuple(before[-self._n_back :]) if self._n_back else ()
+        return Stretch(window, first, tuple(tokens), pad_rows(len(tokens)))
+
+    def expect(self, stretch: Stretch) -> None:
+        """Called between `write` and the step it was for: this chunk comes next, as far as one knows."""
+        if self.ahead is not None:
+            self.ahead.start(stretch, self._block)
+
+    def computed(self) -> None:
+        """The step that was written has ended."""
+        if self._staging is not None:
+            self._staging.computed()
 
     def write(self, graph: StepGraph, groups: list[Group], n_rows: int, n_out: int) -> None:
         """Inputs of a step: each group adds its tokens to its sequence; rows beyond `n_rows` are padding.
 
         Logits are wanted of the last `n_out` rows; the graph's further logits rows repeat the last.
         """
-        into = self._buffers.get(graph)
-        if into is None:
-            into = self._buffers[graph] = InputBuffers(graph, self._on_host)
+        if self._staging is not None:
+            self._staging.settle()
+        ready = self._take(graph, groups)
+        into = self._arrays(graph)
         if n_rows <= FEW_ROWS:
-            self._write_few(into, groups)
+            self._write_few(into, groups, ready)
         else:
             at = 0
             for state, tokens in groups:
-                self._write_group(into, at, state, tokens)
+                self._write_group(into, at, state, tokens, ready)
                 at += len(tokens)
         if len(into.rows) > n_rows:
             self._pad(into, n_rows)
-        self._embed(into.embd, [token for _, tokens in groups for token in tokens])
+        if not ready:
+            self._embed(into.embd, [token for _, tokens in groups for token in tokens])
         if into.out_rows is not None:
             into.out_rows[:] = n_rows - 1
             into.out_rows[:n_out] = np.arange(n_rows - n_out, n_rows)
         into.send()
 
-    def _write_few(self, into: InputBuffers, groups: list[Group]) -> None:
+    def _take(self, graph: StepGraph, groups: list[Group]) -> bool:
+        """Choose the step's block of staging memory; True when embedding and n-gram rows are in it already."""
+        if self.ahead is None:
+            return False
+        if graph.key.phase is Phase.CHUNK and len(groups) == 1:
+            state, tokens = groups[0]
+            taken = self.ahead.take(self.stretch(state.tokens, state.length, tokens))
+            if taken is not None:
+                self._block, counts = taken
+                if self._ple is not None:
+                    self._ple.count(counts)
+                return True
+        self._block = self.ahead.free_block
+        return False
+
+    def _fill(self, stretch: Stretch, block: int) -> GatherCounts:
+        """Embedding, n-gram rows and angles of a stretch, on the thread that works ahead."""
+        h, n = self._hparams, len(stretch.tokens)
+        assert self._staging is not None
+        embd = self._staging.array(block, 0, (stretch.n_rows, h.n_embd), np.float32)
+        counts = GatherCounts()
+        if h.ple is not None and self._ple is not None:
+            width = h.ple.n_heads * h.ple.head_dim
+            ple = self._staging.array(block, aligned(embd.nbytes), (stretch.n_rows, width), np.float32)
+            counts = self._ple.gather_into(ple_row_ids(h.ple, stretch.tokens, stretch.before), ple[:n])
+        self._embed(embd, list(stretch.tokens))
+        self._rope.warm(stretch.first, n)
+        return counts
+
+    def _arrays(self, graph: StepGraph) -> InputBuffers:
+        found = self._buffers.setdefault(graph, [None, None])
+        made = found[self._block]
+        if made is None:
+            made = found[self._block] = InputBuffers(graph, self._staging, self._block)
+        return made
+
+    def _gather(self, ids: npt.NDArray[np.int64], out: npt.NDArray[np.float32]) -> None:
+        assert self._ple is not None
+        self._ple.count(self._ple.gather_into(ids, out))
+
+    def _write_few(self, into: InputBuffers, groups: list[Group], ready: bool) -> None:
         """All rows of a step together."""
-        h = self._hparams
-        n_back = h.ple.ngram_size - 1 if h.ple is not None else 0
+        h, n_back = self._hparams, 0 if ready else self._n_back
         slots: list[int] = []
         positions: list[int] = []
         cells: list[int] = []
@@ -194,25 +232,27 @@ class InputWriter:
         n, ratio = len(slots), h.compress_ratio
         into.rows[:n, 0] = slots
         into.rows[:n, 1] = positions
+        into.rows[:n, 2:] = 0
         into.cells[:n] = cells
         self._rope.fill_at(into.rope, positions)
         self._rope.fill_at(into.block_rope, [position // ratio * ratio for position in positions])
-        if into.ple is not None and h.ple is not None and self._ple is not None:
-            into.ple[:n] = self._ple.gather(ple_window_row_ids(h.ple, windows)).reshape(n, -1)
+        if into.ple is not None and h.ple is not None and not ready:
+            self._gather(ple_window_row_ids(h.ple, windows), into.ple[:n])
 
-    def _write_group(self, into: InputBuffers, at: int, state: SequenceState, tokens: list[int]) -> None:
+    def _write_group(self, into: InputBuffers, at: int, state: SequenceState, tokens: list[int], ready: bool) -> None:
         """The rows from `at` on: a stretch of one sequence."""
         h = self._hparams
         first, count = state.length, len(tokens)
         end = at + count
         into.rows[at:end, 0] = state.slot
         into.rows[at:end, 1] = np.arange(first, first + count)
+        into.rows[at:end, 2:] = 0
         into.cells[at:end] = self._pool.cells(state.pages, first, count)
         self._rope.fill(into.rope[at:end], first)
         self._rope.fill_block_starts(into.block_rope[at:end], first, h.compress_ratio)
-        if into.ple is not None and h.ple is not None and self._ple is not None:
+        if into.ple is not None and h.ple is not None and not ready:
             ids = ple_row_ids(h.ple, tokens, self._previous(state, tokens)[1 - h.ple.ngram_size :])
-            into.ple[at:end] = self._ple.gather(ids).reshape(count, -1)
+            self._gather(ids, into.ple[at:end])
 
     def _previous(self, state: SequenceState, tokens: list[int]) -> list[int]:
         """The sequence's tokens so far; under the planted fault, what its slot was given whatever became of it."""
@@ -238,7 +278,7 @@ class InputWriter:
         row_bytes = info.nbytes // info.ne[1]
         if not ggml_luce_dequantize_rows(
             info.type_id,
-            self._model.address(info),
+            self._embedding_address,
             row_bytes,
             ids.ctypes.data,
             len(tokens),

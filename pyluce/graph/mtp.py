@@ -129,9 +129,18 @@ class DraftGraph:
     """
 
     def __init__(
-        self, key: DraftKey, h: HParams, w: MtpWeights, pool: StatePool, fault: Fault, keep_logits: bool = False
+        self,
+        key: DraftKey,
+        h: HParams,
+        w: MtpWeights,
+        pool: StatePool,
+        fault: Fault,
+        *,
+        on_cpu: bool,
+        keep_logits: bool = False,
     ) -> None:
         self.key = key
+        self._on_cpu = on_cpu
         n_nodes = NODES_PER_STEP * key.n_steps + 32
         self.arena = TensorArena.for_counts(2 * n_nodes, n_nodes)
         try:
@@ -161,7 +170,7 @@ class DraftGraph:
             hidden, xn = self._step(g, h, w, pool, embd, hidden, j)
             x, _ = blocks.mix(g, h, w.head_mix, xn)
             logits = g.mul_mat(w.output, x)
-            best = g.made(luce.ggml_luce_route(g.ctx, logits, 1), "route")
+            best = self._best(g, logits)
             ggml.ggml_set_output(best)
             self.drafts.append(best)
             if keep_logits:
@@ -169,6 +178,12 @@ class DraftGraph:
                 self.logits.append(logits)
             self.graph.expand(best)
             tokens = ggml.ggml_reshape_1d(g.ctx, best, b)
+
+    def _best(self, g: GraphScope, logits: int) -> int:
+        """The largest logit's id. A row with a NaN has the id -1 by the op argmax, which the CPU's row lookup stops the process for."""
+        if self._on_cpu:
+            return g.made(luce.ggml_luce_route(g.ctx, logits, 1), "route")
+        return g.made(luce.ggml_luce_argmax(g.ctx, logits), "argmax")
 
     def _step(
         self, g: GraphScope, h: HParams, w: MtpWeights, pool: StatePool, embd: int, hidden: int, j: int

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from pyluce.graph.inputs import Group, RopeTable
+from pyluce.graph.inputs import Group
 from pyluce.graph.mtp import DraftGraph
+from pyluce.graph.rope import RopeTable
 from pyluce.graph.trunk import StepGraph
-from pyluce.native.tensors import tensor_set, tensor_struct
+from pyluce.native.tensors import tensor_memory, tensor_set, tensor_struct
 from pyluce.state import SequenceState, StatePool
 from pyluce.state.pages import PAGE_TOKENS
 from pyluce.weights import HParams
@@ -29,14 +29,13 @@ class Arrays:
 
     def of(self, tensor: int, dtype: type[S]) -> npt.NDArray[S]:
         """[ne1, ne0] of a tensor of one or two axes."""
-        header = tensor_struct(tensor)
-        shape = (header.ne[1], header.ne[0])
         if not self._on_host:
+            header = tensor_struct(tensor)
+            shape = (header.ne[1], header.ne[0])
             array = np.zeros(shape, dtype)
             self._copies.append((tensor, array))
             return array
-        size = shape[0] * shape[1] * np.dtype(dtype).itemsize
-        return np.frombuffer((ctypes.c_char * size).from_address(header.data), dtype).reshape(shape)
+        return tensor_memory(tensor, dtype)
 
     def send(self) -> None:
         """Copy what is not written in place."""

@@ -17,6 +17,7 @@ from typing import Final, Literal, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from pyluce.graph.ahead import Stretch
 from pyluce.graph.chunks import chunk_bounds, pad_rows, span_blocks
 from pyluce.graph.drafting import Drafter
 from pyluce.graph.inputs import InputWriter, read_rows
@@ -25,6 +26,7 @@ from pyluce.graph.layers import TrunkWeights
 from pyluce.graph.mtp_inputs import MtpInputWriter
 from pyluce.graph.options import RunnerOptions
 from pyluce.graph.report import device_report, host_bytes, snapshot_report, weights_report
+from pyluce.graph.staging import Staging
 from pyluce.graph.trunk import GraphKey, StepGraph
 from pyluce.native import load_libraries
 from pyluce.native.backend import Backend, GraphAllocator
@@ -43,6 +45,7 @@ Logits = npt.NDArray[np.float32]
 Want = Literal["none", "last", "all"]
 
 RETAINED_GRAPHS: Final = 32
+MAX_BEFORE: Final = 64  # tokens before a chunk, more than any n-gram hash reads
 
 _FAULTS = {
     "nan_leak": Fault.NAN_LEAK,
@@ -74,6 +77,7 @@ class TrunkRunner:
         self._closers: list[Closable] = []
         self._work_bytes = 0
         self._n_built = 0
+        self._expected: Stretch | None = None
         self.before_compute: Callable[[], object] | None = None  # see `pyluce.engine.protocols.Launching`
         load_libraries(parse_device(self.options.device)[0])
         try:
@@ -97,7 +101,8 @@ class TrunkRunner:
         self._ple = self._owned(PleTable(self.model)) if h.ple is not None else None
         self._allocator = self._owned(GraphAllocator(self._backend))
         on_host = self._on_host = ggml_backend_buft_is_host(self._backend.buffer_type)
-        self._inputs = InputWriter(self.model, self._pool, self._ple, on_host, stale_ngram=fault == "stale_ngram")
+        staging = None if on_host else self._owned(Staging(self._backend))
+        self._inputs = self._owned(InputWriter(self.model, self._pool, self._ple, staging, fault))
         self._drafter: Drafter | None = None
         if fault == "stream_norm" and self._weights.mtp is not None:
             self._weights.mtp = replace(self._weights.mtp, norm_groups=h.hc_count)
@@ -154,8 +159,15 @@ class TrunkRunner:
             raise ValueError(f"expected at most {state.room} more tokens in this context, found {len(tokens)}")
         start = state.length
         parts: list[Logits] = []
-        for first, last in chunk_bounds(start, start + len(tokens), self.options.chunk_tokens, cuts):
+        expected, self._expected = self._expected, None
+        bounds = list(chunk_bounds(start, start + len(tokens), self.options.chunk_tokens, cuts))
+        for (first, last), coming in zip(bounds, [*bounds[1:], None], strict=True):
             chunk = list(tokens[first - start : last - start])
+            if coming is not None:
+                following = tokens[coming[0] - start : coming[1] - start]
+                self._expected = self._inputs.stretch([*state.tokens[-MAX_BEFORE:], *chunk], last, following)
+            else:
+                self._expected = expected
             final = last == start + len(tokens)
             n_out = len(chunk) if want == "all" else int(want == "last" and final)
             part = self._run(Phase.CHUNK, [(state, chunk)], n_out)
@@ -164,6 +176,19 @@ class TrunkRunner:
         if want == "none":
             return None
         return parts[-1][0] if want == "last" else np.concatenate(parts)
+
+    def expect(self, prompt: Sequence[int], begin: int, end: int) -> None:
+        """The chunk after the next `prefill` will probably be `prompt[begin:end]`, of any sequence that holds `prompt[:begin]`.
+
+        On a device with memory of its own its inputs are prepared while that prefill computes; elsewhere nothing happens. No
+        result depends on it. What goes wrong while preparing is raised by the prefill of that chunk, or by nobody.
+        """
+        self._guard.check()
+        if not 0 <= begin < end <= len(prompt):
+            raise ValueError(f"expected a part of a prompt of {len(prompt)} tokens, found {begin} to {end}")
+        before, tokens = prompt[max(0, begin - MAX_BEFORE) : begin], prompt[begin:end]
+        self._check_tokens(tokens)
+        self._expected = self._inputs.stretch(before, begin, tokens)
 
     def decode(self, rows: Sequence[tuple[SequenceState, int]]) -> Logits:
         """One row graph: each pair adds a token to a sequence -> float32 [n_rows, n_vocab], in the order given.
@@ -207,8 +232,15 @@ class TrunkRunner:
         groups: dict[int, tuple[SequenceState, list[int]]] = {}
         places: dict[int, list[int]] = {}
         for i, (state, token) in enumerate(rows):
-            groups.setdefault(state.slot, (state, []))[1].append(token)
-            places.setdefault(state.slot, []).append(i)
+            slot = state.slot
+            if slot in groups:
+                groups[slot][1].append(token)
+                places[slot].append(i)
+            else:
+                groups[slot] = (state, [token])
+                places[slot] = [i]
+        if len(groups) == len(rows):
+            return list(groups.values()), list(range(len(rows)))
         return list(groups.values()), [i for slot in groups for i in places[slot]]
 
     def draft(self, requests: Sequence[tuple[SequenceState, int, int]]) -> list[list[int]]:
@@ -227,6 +259,8 @@ class TrunkRunner:
         return self._n_built + (self._drafter.n_built if self._drafter is not None else 0)
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
+        if not tokens or (min(tokens) >= 0 and max(tokens) < self.vocab_size):
+            return
         for i, token in enumerate(tokens):
             if not 0 <= token < self.vocab_size:
                 raise ValueError(f"token {i}: expected an id from 0 to {self.vocab_size - 1}, found {token}")
@@ -244,21 +278,25 @@ class TrunkRunner:
 
     def _compute(self, phase: Phase, groups: list[tuple[SequenceState, list[int]]], n_out: int) -> StepGraph:
         """Compute a step; the graph, whose results can be read until the next."""
-        n_rows = sum(len(tokens) for _, tokens in groups)
+        n_rows = sum([len(tokens) for _, tokens in groups])
         for state, tokens in groups:
             state.begin_write(len(tokens), keeps_rows=phase is Phase.ROW)
         whole_units = phase is Phase.CHUNK and self.options.debug_fault != "cut_variant"
         padded = pad_rows(n_rows) if whole_units else n_rows
-        furthest = max(state.length + len(tokens) for state, tokens in groups)
+        furthest = max([state.length + len(tokens) for state, tokens in groups])
         # the head must not see how many rows are wanted either
         n_out_padded = pad_rows(n_out) if whole_units else n_out
         graph = self._graph(GraphKey(phase, padded, n_out_padded, self._span(furthest)))
         self._inputs.write(graph, groups, n_rows, n_out)
         if graph.fill is not None:
             self._mtp_inputs.write_fill(graph, groups, n_rows)
+        if phase is Phase.CHUNK and self._expected is not None:
+            expected, self._expected = self._expected, None
+            self._inputs.expect(expected)
         if self.before_compute is not None:
             self.before_compute()
         graph.compute(self._backend)
+        self._inputs.computed()
         return graph
 
     @staticmethod
@@ -287,6 +325,7 @@ class TrunkRunner:
                 except BaseException:
                     graph.close()
                     raise
+            self._inputs.reserve(graph)
             self._graphs[key] = graph
             self._n_built += 1
             while len(self._graphs) > RETAINED_GRAPHS:

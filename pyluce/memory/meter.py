@@ -109,7 +109,7 @@ class Meter:
         one = replace(options, n_slots=1, cache_pages=0)
         pool = HeaderPool(self._here, self._facts.hparams, one)
         key = DraftKey(options.n_slots, options.reach, options.pages_per_slot)
-        graph = DraftGraph(key, self._facts.hparams, mtp, pool, Fault.NONE)
+        graph = DraftGraph(key, self._facts.hparams, mtp, pool, Fault.NONE, on_cpu=self._on_cpu)
         try:
             return graph_memory_bytes(graph.graph, self._buffer_type)
         finally:

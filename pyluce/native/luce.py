@@ -8,6 +8,7 @@ reason in the native log, when a shape or type does not fit; ``pyluce.graph.ops`
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
 
 from pyluce.native.declare import F32, I64, Bool, Int, OptPtr, Out, Ptr, Size, Str, function
 
@@ -21,6 +22,10 @@ class Phase(IntEnum):
     UPSTREAM = 0
     ROW = 1
     CHUNK = 2
+
+
+ATTN_PHASE_PARAM: Final = 5
+"""Which of qsa_attn's op_params has the graph's `Phase`: a device splits a row's keys by it, never by how many rows there are."""
 
 
 class Fault(IntEnum):

@@ -180,6 +180,20 @@ def tensor_set(tensor: int, array: NDArray[Any], offset_bytes: int = 0) -> None:
     ggml_backend.ggml_backend_tensor_set(tensor, source.ctypes.data, offset_bytes, source.nbytes)
 
 
+def memory_at(address: int, n_bytes: int) -> NDArray[np.uint8]:
+    """Host memory that somebody else owns, as uint8 [n_bytes]: valid as long as its owner keeps it."""
+    return np.frombuffer(memoryview((ctypes.c_uint8 * n_bytes).from_address(address)), np.uint8)
+
+
+def tensor_memory(tensor: int, dtype: DTypeLike) -> NDArray[Any]:
+    """A tensor's own memory on a host backend, [ne1, ne0] for one or two axes."""
+    header = tensor_struct(tensor)
+    shape = (header.ne[1], header.ne[0])
+    if not header.data:
+        raise ValueError(f"expected a tensor with memory, found {header.name!r} without")
+    return memory_at(header.data, shape[0] * shape[1] * np.dtype(dtype).itemsize).view(dtype).reshape(shape)
+
+
 def tensor_get(tensor: int, dtype: DTypeLike, shape: Sequence[int] | int) -> NDArray[Any]:
     """A copy of a contiguous tensor's data as an array of ``dtype`` and numpy ``shape`` (slowest axis first)."""
     nbytes = _check_placed(tensor)

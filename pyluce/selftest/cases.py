@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from pyluce.native import luce
-from pyluce.native.luce import PAGE_TOKENS
+from pyluce.native.luce import ATTN_PHASE_PARAM, PAGE_TOKENS, Phase
+from pyluce.native.tensors import tensor_struct
 from pyluce.selftest import reference as ref
 from pyluce.selftest.bench import Array, Build, OpBench, Weight
 from pyluce.selftest.reference import EPS
@@ -340,16 +342,19 @@ def attention(rng: Rng, z: Sizes) -> Iterator[Case]:
         def attend(open_bench: Open, arrays: Mapping[str, Array | Weight] = arrays) -> list[Array]:
             with open_bench(arrays) as bench:
 
-                def build(c: int, x: dict[str, int]) -> int | None:
-                    return luce.ggml_luce_qsa_attn(
+                def build(c: int, x: dict[str, int], phase: Phase) -> int | None:
+                    node = luce.ggml_luce_qsa_attn(
                         c, x["q"], x["k"], x["v"], x["selected"], x["gate"], x["pages"], x["rows"],
                         ratio, z.d, z.d**-0.5, 0,
                     )  # fmt: skip
+                    if node:
+                        tensor_struct(node).op_params[ATTN_PHASE_PARAM] = int(phase)
+                    return node
 
-                return [bench.run(build)[0, 0]]
+                return [bench.run(partial(build, phase=phase))[0, 0] for phase in (Phase.ROW, Phase.CHUNK)]
 
         name = f"{np.dtype(kind).name} K/V, {z.heads}/{z.n_kv} heads of {z.d}, {n} tokens"
-        yield Case("qsa_attn", name, attend, [np.stack(attended)], gpu_bound=2e-3 if kind is np.float16 else None)
+        yield Case("qsa_attn", name, attend, [np.stack(attended)] * 2, gpu_bound=2e-3 if kind is np.float16 else None)
 
 
 def attended_tokens(blocks: list[int], position: int, ratio: int) -> list[int]:

@@ -133,12 +133,11 @@ class AppContext:
             self.service.text(partial(self._prepare_next, plan.follow_up, answer))
 
     def _prepare_next(
-        self, follow_up: Callable[[TextTools, Answer], IdlePrompt | None], answer: Answer, tools: TextTools
+        self, follow_up: Callable[[TextTools, Answer], tuple[IdlePrompt, ...]], answer: Answer, tools: TextTools
     ) -> None:
         """On the vocabulary's thread. The answer was given; a failure here costs time later, and nothing else."""
         try:
-            prompt = follow_up(tools, answer)
-            if prompt is not None:
+            for prompt in follow_up(tools, answer):
                 self.service.warm(prompt)
         except Exception as error:
             log.info("the next turn cannot be prepared: %s: %s", type(error).__name__, error)

@@ -137,6 +137,7 @@ def _gauges(stats: EngineStats) -> tuple[_Number, ...]:
         ("luce_queue_length", "Requests waiting for a slot.", stats.queue_length),
         ("luce_queue_limit", "Places in the queue.", stats.max_queue),
         ("luce_busy", "1 while the engine computes.", float(stats.activity in (Activity.PREFILL, Activity.DECODE))),
+        ("luce_parked", "1 while the model is parked.", float(stats.parked is not None)),
         ("luce_heartbeat_age_seconds", "Since the engine thread was last heard of.", max(0.0, now - stats.heartbeat)),
         ("luce_uptime_seconds", "Since the engine started.", max(0.0, now - stats.started_at)),
         ("luce_prompt_tokens_per_second", "Over the last 10 seconds.", stats.prompt_tokens_per_second),

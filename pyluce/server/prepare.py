@@ -71,19 +71,32 @@ def plan_chat(tools: TextTools, context: PlanContext, job: ChatJob) -> Plan:
         new_tool_stream=callable_tools.new_stream if callable_tools is not None else None,
         with_tokens=job.n_logprobs is not None,
         one_call=not job.parallel_calls,
-        follow_up=partial(next_prompt, job=job) if job.n == 1 else None,
+        follow_up=partial(next_prompts, job=job) if job.n == 1 else None,
     )
 
 
-def next_prompt(tools: TextTools, answer: Answer, *, job: ChatJob) -> IdlePrompt | None:
+def next_prompts(tools: TextTools, answer: Answer, *, job: ChatJob) -> tuple[IdlePrompt, ...]:
     """What the next turn's prompt begins with: the conversation and this answer, rendered as a client sends it back.
 
-    A message that stands for the client's next one is rendered behind it and cut off again, so that the template treats the answer
-    as history. None when the template has no place that can be recognised.
+    Clients send an answer back with its reasoning or without it. What the conversation's earlier answers show is expected again; where
+    they show nothing, both are prepared if the template writes them differently, the one without, which is usual, last: it is computed first.
+    """
+    with_reasoning = [bool(said.get("reasoning_content")) for said in job.messages if said["role"] == "assistant"]
+    if not answer.reasoning:
+        ways: tuple[bool, ...] = (False,)
+    else:
+        ways = (any(with_reasoning),) if with_reasoning else (True, False)
+    prompts = [_next_prompt(tools, answer, job, with_reasoning=way) for way in ways]
+    return tuple(dict.fromkeys(prompt for prompt in prompts if prompt is not None))
+
+
+def _next_prompt(tools: TextTools, answer: Answer, job: ChatJob, *, with_reasoning: bool) -> IdlePrompt | None:
+    """A message that stands for the client's next one is rendered behind the answer and cut off again, so that the template treats the
+    answer as history. None when the template has no place that can be recognised.
     """
     options = _template_options(chat_template(tools), job)
     said: dict[str, Any] = {"role": "assistant", "content": answer.text}
-    if answer.reasoning:
+    if with_reasoning:
         said["reasoning_content"] = answer.reasoning
     following: dict[str, Any] = {"role": "user", "content": "x"}
     if answer.calls:

@@ -200,14 +200,14 @@ class Answer:
 class Plan:
     """What will be generated for one HTTP request: `choices` requests of the engine, in the order of the answer's choices.
 
-    `follow_up` makes of a complete answer what the conversation's next prompt will begin with.
+    `follow_up` makes of a complete answer what the conversation's next prompt may begin with, the likeliest last.
     """
 
     choices: tuple[GenerationRequest, ...]
     new_tool_stream: Callable[[], ToolStream] | None = None
     with_tokens: bool = False
     one_call: bool = False
-    follow_up: Callable[[TextTools, Answer], IdlePrompt | None] | None = None
+    follow_up: Callable[[TextTools, Answer], tuple[IdlePrompt, ...]] | None = None
 
     def readers(self) -> list[Reader]:
         """A reader for each choice."""

@@ -17,20 +17,30 @@ OUTLIER: Final = 1.25
 STALE_AFTER: Final = 64
 BORROWED_WEIGHT: Final = 4
 GUESS_AGAIN: Final = 4
+MANY: Final = 4
 FAR: Final = 3  # sizes between two means from which on the line through them counts alone
 RANGES: Final = (2048, 8192, 32768)
 
 Shape = Callable[[int], float]
 
 
-def step_shape(rows: int) -> float:
-    """Relative cost of a step by its rows: the reference system's measured line for this model."""
-    return 45.0 + 20.0 * (rows - 1)
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """What costs look like before anything is measured, as shares of a step of one row: a row more, and a draft step.
 
+    The row's share is the reference system's measured line for this model; a draft step is one layer and the output matrix of 48 layers.
+    """
 
-def draft_shape(depth: int) -> float:
-    """Relative cost of `depth` draft steps, in the units of `step_shape`: one layer and the output matrix of 48 layers."""
-    return 3.0 * depth
+    row: float = 20.0 / 45.0
+    draft: float = 3.0 / 45.0
+
+    def of_rows(self, rows: int) -> float:
+        """Relative cost of a step by its rows."""
+        return 1.0 + self.row * (rows - 1)
+
+    def of_drafting(self, depth: int) -> float:
+        """Relative cost of so many draft steps."""
+        return self.draft * depth
 
 
 @dataclass(slots=True)
@@ -102,9 +112,12 @@ class CostTable:
         return sorted(size for size, entry in self._entries.items() if entry.samples >= samples)
 
     def _guess(self, size: int, known: list[int]) -> float:
-        """The shape through the nearest mean, and the line through the two nearest, which counts the more the farther apart they lie."""
+        """The shape through the nearest mean, and the line through the two nearest, which counts the more the farther apart they lie;
+        with many means the line through all of them."""
         if not known:
             return self._shape(size) * (self._base.scale() if self._base is not None else 1.0)
+        if len(known) >= MANY:
+            return self._line(size, known)
         nearest, *others = sorted(known, key=lambda other: (abs(other - size), other))
         mean = self._entries[nearest].mean
         drawn = self._shape(size) * mean / self._shape(nearest)
@@ -115,6 +128,16 @@ class CostTable:
         trust = min(1.0, abs(apart) / FAR) * min(1.0, second.samples / WINDOW)
         slope = max(0.0, (second.mean - mean) / apart)
         return trust * (mean + slope * (size - nearest)) + (1.0 - trust) * drawn
+
+    def _line(self, size: int, known: list[int]) -> float:
+        """The line through many means, near ones and those of many samples counting more."""
+        weight = {s: self._entries[s].samples / (1.0 + abs(s - size)) for s in known}
+        total = sum(weight.values())
+        mid = sum(w * s for s, w in weight.items()) / total
+        mean = sum(w * self._entries[s].mean for s, w in weight.items()) / total
+        spread = sum(w * (s - mid) ** 2 for s, w in weight.items())
+        slope = sum(w * (s - mid) * (self._entries[s].mean - mean) for s, w in weight.items()) / spread
+        return mean + max(0.0, slope) * (size - mid)
 
     def borrow(self, other: CostTable) -> None:
         """Begin with the means of another table, which weigh less than samples of one's own."""
@@ -140,10 +163,10 @@ class StepCosts:
     draft: CostTable
 
     @classmethod
-    def new(cls, shape: Shape = step_shape, warm_up: int = WARM_UP) -> StepCosts:
+    def new(cls, seed: Seed = Seed(), warm_up: int = WARM_UP) -> StepCosts:  # noqa: B008  (frozen)
         """Nothing measured yet."""
-        verify = CostTable(shape, warm_up=warm_up)
-        return cls(verify, CostTable(draft_shape, base=verify, warm_up=warm_up))
+        verify = CostTable(seed.of_rows, warm_up=warm_up)
+        return cls(verify, CostTable(seed.of_drafting, base=verify, warm_up=warm_up))
 
     def of_rows(self, rows: int) -> float:
         """Of verifying so many rows."""
@@ -157,7 +180,9 @@ class StepCosts:
 class CostMemory:
     """Costs by range of context length: below 2,048 tokens, 8,192, 32,768, and beyond. A new range begins with the nearest known one's."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: Seed = Seed(), warm_up: int = WARM_UP) -> None:  # noqa: B008  (frozen)
+        self._seed = seed
+        self._warm_up = warm_up
         self._ranges: dict[int, StepCosts] = {}
 
     def at(self, n_tokens: int) -> StepCosts:
@@ -165,7 +190,7 @@ class CostMemory:
         index = sum(n_tokens >= bound for bound in RANGES)
         found = self._ranges.get(index)
         if found is None:
-            found = self._ranges[index] = StepCosts.new()
+            found = self._ranges[index] = StepCosts.new(self._seed, self._warm_up)
             known = [i for i in self._ranges if i != index]
             if known:
                 nearest = self._ranges[min(known, key=lambda i: (abs(i - index), i))]

@@ -119,9 +119,9 @@ class Planner:
         for i in wider:
             if offers[i].clean and drafts[i] < len(offers[i].survival):
                 drafts[i] += 1
-                if _utility(offers, drafts, prices) >= (1.0 - EXPLORE_MARGIN) * best.utility:
-                    break
-                drafts[i] -= 1
+                full = len(offers) + sum(drafts) > self._budget
+                if full or _utility(offers, drafts, prices) < (1.0 - EXPLORE_MARGIN) * best.utility:
+                    drafts[i] -= 1
         return tuple(drafts)
 
 

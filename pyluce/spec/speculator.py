@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final, Generic, Protocol, TypeVar
 
 from pyluce.spec.acceptance import Acceptance
-from pyluce.spec.cost import CostMemory
+from pyluce.spec.cost import CostMemory, Seed
 from pyluce.spec.lookup import PromptLookup
 from pyluce.spec.options import MAX_DRAFTS, ROW_BUDGET, SpecOptions
 from pyluce.spec.planner import Offer, Planner
@@ -20,6 +20,7 @@ S = TypeVar("S")
 S_in = TypeVar("S_in", contravariant=True)
 
 LOOKUP_PRIOR: Final = 0.75
+JOINT_WARM_UP: Final = 1  # steps of many sequences have many sizes, each of which comes seldom
 
 
 class DraftRunner(Protocol[S_in]):
@@ -71,7 +72,13 @@ class Speculator(Generic[S]):
     token that was chosen, and `verified`. A sequence is known from its first step until `end`.
     """
 
-    def __init__(self, options: SpecOptions, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        options: SpecOptions,
+        clock: Callable[[], float] = time.perf_counter,
+        seed: Seed = Seed(),  # noqa: B008  (frozen)
+    ) -> None:
+        """`seed`: what costs are taken to be until they are measured."""
         self._options = options
         self._clock = clock
         self._sequences: dict[int, _Sequence] = {}
@@ -79,7 +86,7 @@ class Speculator(Generic[S]):
             source: Acceptance(MAX_DRAFTS, **({"prior_rate": LOOKUP_PRIOR} if source == "lookup" else {}))
             for source in options.sources
         }
-        self._costs = CostMemory()
+        self._costs = CostMemory(seed, warm_up=JOINT_WARM_UP)
         self._planner = Planner(ROW_BUDGET)
         self._counts = {source: _Count() for source in options.sources}
         self._widths: Counter[int] = Counter()

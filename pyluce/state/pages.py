@@ -79,6 +79,16 @@ class PageAllocator:
         if self._holders[page] == 0:
             self._free.append(page)
 
+    def is_writable(self, table: PageTable, first: int, last: int) -> bool:
+        """Positions first..last (inclusive) have pages that nobody else holds: `prepare_write` would do nothing."""
+        pages, holders = table.pages, self._holders
+        first_page, last_page = first // PAGE_TOKENS, last // PAGE_TOKENS
+        if last_page >= len(pages):
+            return False
+        if first_page == last_page:
+            return holders[pages[last_page]] == 1
+        return all(holders[page] == 1 for page in pages[first_page : last_page + 1])
+
     def prepare_write(self, table: PageTable, first: int, last: int) -> list[tuple[int, int]]:
         """Make positions first..last (inclusive) of a sequence writable and return the page copies that it takes.
 

@@ -82,15 +82,16 @@ class SequenceState:
         `keeps_rows`: the step leaves a state after each row (row graph), not only after the last (chunk graph).
         Raises OutOfPagesError, ValueError (context full) or RuntimeError (an earlier step failed) before anything changes.
         """
-        if count > self.room:
+        length = len(self.tokens)
+        end = length + count
+        if end > self._pool.options.n_ctx:
             raise ValueError(
-                f"the context holds {self._pool.options.n_ctx} tokens: {self.length} are in the sequence, "
+                f"the context holds {self._pool.options.n_ctx} tokens: {length} are in the sequence, "
                 f"{count} more do not fit"
             )
-        if self._oldest > self.length:
+        if self._oldest > length:
             raise RuntimeError("a step of this sequence failed and its state is lost; clear it and prefill it again")
-        end = self.length + count
-        self._prepare(end)
+        self._prepare(length, end)
         self._oldest = max(self._oldest, end - self._pool.options.reach) if keeps_rows else end
 
     def prepare_draft(self, count: int) -> None:
@@ -100,14 +101,16 @@ class SequenceState:
         """
         if count + 1 > self.room:
             raise ValueError(f"expected room for {count + 1} tokens, found {self.room}")
-        self._prepare(self.length + count + 1)
+        self._prepare(self.length, self.length + count + 1)
 
-    def _prepare(self, end: int) -> None:
+    def _prepare(self, length: int, end: int) -> None:
         """Pages up to position `end` - 1 exist, and those that the next step writes are ours.
 
         With a draft head the step also writes the head's keys of the last position: they wait for the token that follows it.
         """
-        first = max(0, self.length - 1) if self._pool.options.mtp else self.length
+        first = max(0, length - 1) if self._pool.options.mtp else length
+        if self._pool.allocator.is_writable(self._table, first, end - 1):
+            return
         n_pages = len(self._table.pages)
         copies = self._pool.allocator.prepare_write(self._table, first, end - 1)
         for source, target in copies:

@@ -9,11 +9,12 @@ from pyluce.weights.hparams import HParams, PleParams
 from pyluce.weights.model_file import ModelFile, Progress, open_model
 from pyluce.weights.placement import PlacementReport, Weights, place_weights
 from pyluce.weights.ple_hash import ple_row_ids, ple_window_row_ids
-from pyluce.weights.ple_table import PleTable
+from pyluce.weights.ple_table import GatherCounts, PleTable
 from pyluce.weights.tensors import TensorInfo
 
 __all__ = [
     "GgufArray",
+    "GatherCounts",
     "HParams",
     "MetaValue",
     "ModelError",

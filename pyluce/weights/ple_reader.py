@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 from collections.abc import Callable
@@ -45,10 +44,10 @@ def native_reader(type_id: int, row_bytes: int) -> Reader:
     """`ggml_luce_pread_rows`: no copy in between, and other threads run meanwhile."""
 
     def read(fd: int, offset: int, rows: Ids, places: Ids, out: npt.NDArray[np.float32]) -> int:
-        calls = ctypes.c_int64(0)
+        calls = np.zeros(1, np.int64)
         done = ggml_luce_pread_rows(
             fd, offset, row_bytes, type_id, rows.ctypes.data, places.ctypes.data, rows.size,
-            out.shape[1], out.ctypes.data, ctypes.byref(calls),
+            out.shape[1], out.ctypes.data, calls.ctypes.data,
         )  # fmt: skip
         if done == -errno.EINVAL:
             raise NativeError(f"rows of {row_bytes} bytes of type {type_id} cannot be widened to {out.shape[1]} values")
@@ -56,7 +55,7 @@ def native_reader(type_id: int, row_bytes: int) -> Reader:
             raise OSError(-done, os.strerror(-done))
         if done < rows.size:
             raise RowsMissing(int(rows[done]))
-        return calls.value
+        return int(calls[0])
 
     return read
 

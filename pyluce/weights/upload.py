@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import numpy.typing as npt
 
 from pyluce.native import ggml_backend as api
 from pyluce.native.backend import Backend, BackendBuffer
+from pyluce.native.tensors import memory_at
 from pyluce.weights.model_file import ModelFile, Progress
 from pyluce.weights.tensors import TensorInfo
 
@@ -61,6 +61,5 @@ def _staging(backend: Backend, size: int) -> Iterator[list[npt.NDArray[np.uint8]
         yield [np.empty(size, np.uint8) for _ in range(2)]
         return
     with BackendBuffer.of_size(host_type, 2 * size) as buffer:
-        memory = memoryview((ctypes.c_uint8 * (2 * size)).from_address(buffer.base))
-        both = np.frombuffer(memory, np.uint8)
+        both = memory_at(buffer.base, 2 * size)
         yield [both[:size], both[size:]]

@@ -374,3 +374,21 @@ def test_violations_are_named() -> None:
         scheduler = fresh()
         damage(scheduler)
         assert any(message in violation for violation in scheduler.violations()), (message, scheduler.violations())
+
+
+@pytest.mark.parametrize("counts", [[1], [5], [3, 3], [1, 4, 2], [2, 1, 1, 6]])
+def test_the_chunk_after_is_the_one_planned_next(counts: list[int]) -> None:
+    """While nobody comes or goes."""
+    scheduler = Scheduler(len(counts), 1.0)
+    for number, count in enumerate(counts):
+        scheduler.submit(number, chunks(count))
+        assert scheduler.admit() is not None
+    seen = 0
+    plan = scheduler.plan()
+    while plan.prefill is not None:
+        expected = scheduler.after(plan.prefill)
+        scheduler.commit(StepResult(plan, 0.0, 1.0))
+        plan = scheduler.plan()
+        assert plan.prefill == expected
+        seen += 1
+    assert seen == sum(counts)

@@ -22,7 +22,7 @@ OPTIONS = RunnerOptions(n_ctx=512, n_slots=2, chunk_tokens=64, repack=False)
 
 @contextmanager
 def like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Weights are copied, and no memory of the device can be written by the host directly."""
+    """Weights are copied, and no memory of the device can be written by the host directly: inputs are staged and prepared ahead."""
     with monkeypatch.context() as patch:
         patch.setattr(module, "place_weights", partial(place_weights, copy=True))
         patch.setattr(module, "ggml_backend_buft_is_host", lambda buffer_type: False)

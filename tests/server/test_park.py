@@ -15,6 +15,7 @@ from cli.main import luce as luce_command
 from pyluce.luce import Luce
 from pyluce.options import LoadOptions
 from pyluce.server import LuceServer
+from tests.support.disk import quick_disk  # noqa: F401
 from tests.support.echo_service import echo_server, running_server
 from tests.support.real_model import require_libraries
 

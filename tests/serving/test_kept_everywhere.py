@@ -13,6 +13,7 @@ import pytest
 from pyluce import Luce
 from pyluce.engine import GenerationRequest
 from pyluce.luce import Completion
+from tests.support.disk import quick_disk  # noqa: F401
 from tests.support.runs import open_runner, prompt_tokens
 
 VOCAB = 288

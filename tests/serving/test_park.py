@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import json
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,8 @@ from pyluce.engine.stats import Activity
 from pyluce.luce import Completion
 from pyluce.options import OptionError
 from tests.serving.test_prefix_cache import OPTIONS, prompt, run, same
-from tests.support.models import model_cache  # noqa: F401
+from tests.support.disk import quick_disk  # noqa: F401
+from tests.support.models import TEST_SHAPE, model_cache  # noqa: F401
 from tests.support.real_model import tiny_model  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,6 +138,50 @@ def test_running_requests_go_on_where_they_were(cold: Luce, tiny_model: Path, tm
         for one, answer in zip(running, expected, strict=True):
             assert same(one.result(), answer)
         assert luce.stats().invariant_violations == 0
+
+
+@pytest.mark.parametrize("spec", [("lookup",), ("mtp",), ("mtp", "lookup")], ids="+".join)
+def test_with_drafts(luce_tiny: Path, tmp_path: Path, spec: tuple[str, ...]) -> None:
+    """Parked while drafts are verified; and kept prompts with the draft head's keys, after a restart."""
+    wanted = [request(50, 1, 120), request(64, 2, 100, sampling=SamplingParams(temperature=1.0, top_k=40, seed=3))]
+    follow = GenerationRequest(
+        (*wanted[1].prompt, *prompt(30, seed=9)), max_tokens=30, hash_logits=True, ignore_end=True, cuts=(64,)
+    )
+    with Luce.load(luce_tiny, max_concurrency=1, prefix_cache_mib=0, verify_width=1, **OPTIONS) as plain:
+        expected = [Completion.collect(one, plain.run(one)) for one in (*wanted, follow)]
+    drafting = {"spec": spec, "verify_width": 4}
+    with load(luce_tiny, tmp_path, **drafting) as luce:
+        running = [Running(luce, one) for one in wanted]
+        wait(lambda: running[0].n_tokens >= 10)
+        luce.park()
+        luce.unpark()
+        for one, answer in zip(running, expected, strict=False):
+            assert same(one.result(), answer)
+        Completion.collect(follow, luce.run(follow))
+    longer = replace(follow, prompt=(*wanted[1].prompt, *prompt(30, seed=10)))
+    seen = []
+    for folder, cached in ((tmp_path, (94, 64)), (tmp_path / "fresh", (0, 64))):
+        with load(luce_tiny, folder, **drafting) as luce:
+            for one, kept in zip((follow, longer), cached, strict=True):
+                answer = Completion.collect(one, luce.run(one))
+                assert answer.timings.cached_tokens == kept
+                assert one is longer or same(answer, expected[-1])
+                stats = luce.stats()
+                seen.append((stats.decode_steps, stats.decode_rows, answer.step_sha256))
+    assert seen[:2] == seen[2:], "the head drafts from kept keys what it drafts from its own"
+
+
+def test_another_file_in_the_models_place_is_refused(tiny_model: Path, tmp_path: Path) -> None:  # noqa: F811
+    model = tmp_path / "model.gguf"
+    model.write_bytes(tiny_model.read_bytes())
+    with load(model, tmp_path / "cache") as luce:
+        luce.park()
+        other = bytearray(tiny_model.read_bytes())
+        other[-200] ^= 1
+        model.write_bytes(other)
+        with pytest.raises(UnparkError, match="found another model; start the server again"):
+            luce.unpark()
+        assert luce.memory_report() == {}
 
 
 def test_control_a_running_state_that_is_tampered_with_shows(
@@ -328,11 +375,6 @@ print(json.dumps({"seen": seen, "cached": cached}))
 
 
 def test_resident_memory_falls_to_what_it_was_before(model_cache: Any, tiny_model: Path, tmp_path: Path) -> None:  # noqa: F811
-    import json
-    from dataclasses import replace
-
-    from tests.support.models import TEST_SHAPE
-
     shape = replace(TEST_SHAPE.with_type("Q8_0"), n_expert=64, n_embd=512, n_ff_exp=192)
     large = model_cache.write("park-large.gguf", shape, 1)
     done = subprocess.run(

@@ -15,6 +15,7 @@ import pytest
 from pyluce import Luce
 from pyluce.engine import GenerationRequest, SamplingParams
 from pyluce.luce import Completion
+from tests.support.disk import quick_disk  # noqa: F401
 from tests.support.runs import prompt_tokens
 
 VOCAB = 288
@@ -118,7 +119,7 @@ def check_turns(model: Path, folder: Path, n_turns: int, n_conversations: int) -
         assert all(report["n_bytes"] <= report["budget_bytes"] == budget_mib << 20 for report in reports)
         assert all(report["disk"]["size_on_disk"] <= 8 << 20 for report in reports)
         assert reports[-1]["evictions"] > n_turns // 2
-        assert sum(answer.timings.cached_tokens > 0 for _, answer in found) > n_turns // 4, (
+        assert sum(answer.timings.cached_tokens > 0 for _, answer in found) > n_turns // 10, (
             "little came from what is kept"
         )
         for wanted, answer in found:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ import numpy as np
 import pytest
 
 from pyluce.graph import RunnerOptions, TrunkRunner
-from pyluce.state import SnapshotStore
+from pyluce.state import SnapshotStore, StatePool
 from pyluce.state.disk_cache import DiskCache
 from pyluce.state.disk_folder import CacheDirError, FolderLock
 from pyluce.state.entry_file import MAGIC, DamagedError, StateImage, read_head, write_entry
+from pyluce.state.image import take_live_image
 from pyluce.state.prefix_cache import prefix_keys
-from tests.support.models import ModelCache, model_cache  # noqa: F401
+from tests.support.disk import quick_disk  # noqa: F401
+from tests.support.models import TEST_SHAPE, ModelCache, model_cache  # noqa: F401
 from tests.support.real_model import require_libraries
 
 IDENTITY = {"model": "a", "options": "b"}
@@ -313,3 +316,33 @@ def test_heads_that_cannot_be(tmp_path: Path) -> None:
         path.write_bytes(reseal(path.read_bytes(), change))
         with pytest.raises(DamagedError, match=match):
             read_head(path)
+
+
+@pytest.mark.parametrize("late_keys", [True, False])
+def test_keys_of_the_draft_head_come_a_token_late(
+    model_cache: ModelCache,  # noqa: F811
+    tmp_path: Path,
+    late_keys: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An entry that ends with a page does not have the head's last keys yet: what continues it must bring that page again."""
+    model = model_cache.write("disk-mtp.gguf", replace(TEST_SHAPE, mtp=True), 20)
+    options = RunnerOptions(n_ctx=256, n_slots=2, chunk_tokens=64, prefix_cache_bytes=32 << 20, mtp=True)
+    if not late_keys:
+        monkeypatch.setattr(StatePool, "settled_pages", lambda self, length: length // 64)
+    with TrunkRunner(model, options) as runner:
+        with Open(runner, tmp_path) as kept:
+            state = runner.new_sequence()
+            for begin, end in ((0, 64), (64, 94)):
+                runner.prefill(state, PROMPT[begin:end])
+                kept.store.offer(state)
+            expected = take_live_image(runner._pool, state).pages[0].tobytes()
+            state.free()
+        runner.poison_free_state()
+        with Open(runner, tmp_path) as kept:
+            state = runner.new_sequence()
+            assert kept.store.start(state, PROMPT[:100], {64, 94, 100}).length == 94
+            found = take_live_image(runner._pool, state).pages[0].tobytes()
+            kept.store.end(state)
+            state.free()
+    assert (found == expected) is late_keys

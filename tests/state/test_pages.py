@@ -81,3 +81,15 @@ def test_pages_are_held_exactly_by_the_tables_that_list_them(steps: list[tuple[i
         held = [page for table in tables for page in table.pages]
         assert all(allocator.holders(page) == held.count(page) for page in set(held))
         assert allocator.n_free == 11 - len(set(held)) and allocator.scratch_page not in held
+
+
+@pytest.mark.parametrize("first, last", [(0, 0), (70, 70), (60, 70), (130, 130), (100, 200), (0, 191), (150, 192)])
+@pytest.mark.parametrize("shared", [(), (0,), (1,), (2,)])
+def test_writable_means_that_nothing_is_to_be_prepared(first: int, last: int, shared: tuple[int, ...]) -> None:
+    allocator, table = PageAllocator(16), PageTable()
+    allocator.prepare_write(table, 0, 3 * PAGE_TOKENS - 1)
+    for index in shared:
+        allocator.share(table.pages[index])
+    said, before = allocator.is_writable(table, first, last), list(table.pages)
+    copies = allocator.prepare_write(table, first, last)
+    assert said == (not copies and table.pages == before)

@@ -7,6 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pyluce.spec.acceptance import Acceptance
+from pyluce.spec.cost import StepCosts
+from pyluce.spec.planner import Offer, Planner
+from pyluce.spec.width import AdaptiveSpecWidth
+
 DISTRIBUTIONS: dict[str, tuple[float, ...]] = {
     "never": (0.02,) * 7,
     "seldom": (0.3,) * 7,
@@ -78,3 +83,38 @@ def run(
         total.tokens += 1 + float(np.cumprod(rates[: width - 1]).sum())  # type: ignore[assignment]
         total.seconds += cost
     return total
+
+
+def run_many(
+    rates: Sequence[Sequence[float]],
+    slope: float,
+    steps: int,
+    seed: int,
+    planner: Planner | None = None,
+    costs: StepCosts | None = None,
+) -> float:
+    """Tokens a unit of time of sequences that share their steps; without a planner each has a controller of its own."""
+    rng = np.random.default_rng(seed)
+    controllers = [AdaptiveSpecWidth() for _ in rates]
+    acceptance = [Acceptance(7) for _ in rates]
+    clean = [False] * len(rates)
+    tokens = seconds = 0.0
+    for _ in range(steps):
+        if planner is not None and costs is not None:
+            offers = [Offer(a.survival(7), 7, drafted=False, clean=c) for a, c in zip(acceptance, clean, strict=True)]
+            drafts = list(planner.plan(offers, costs))
+        else:
+            drafts = [controller.next_width() - 1 for controller in controllers]
+        cost = step_cost(len(rates) + sum(drafts), slope)
+        measured = cost * (1.0 + 0.05 * rng.standard_normal())
+        for i, count in enumerate(drafts):
+            accepted = accepted_of(rates[i], count, rng)
+            tokens += 1 + float(np.cumprod(rates[i][:count]).sum())
+            acceptance[i].observe(accepted, count)
+            clean[i] = 0 < count == accepted
+            if planner is None:
+                controllers[i].observe(accepted, count, measured)
+        if costs is not None:
+            costs.verify.observe(len(rates) + sum(drafts), measured)
+        seconds += cost
+    return tokens / seconds
