@@ -12,6 +12,8 @@
 //   the scheduling flag of compute capability 12.1: set again
 //   peer access (GGML_CUDA_P2P): a reset is refused
 //   facts about devices and kernels (ggml_cuda_info, whether a kernel may use PDL), buffer types: hold no device state
+#include "common.cuh"
+
 #include "luce-reset.cuh"
 
 #include <cstdio>

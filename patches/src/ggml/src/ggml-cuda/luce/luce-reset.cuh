@@ -3,7 +3,7 @@
 // Copyright (c) 2026 the pyluce authors. MIT licence.
 #pragma once
 
-#include "common.cuh"
+// needs common.cuh, which ggml-cuda.cu has and finds under another name
 
 // A backend is opened and released, a buffer or an event held and released; page-locked memory belongs to the current device.
 // Opening returns false, with the reason in the log, when the device cannot be used again after a reset.
