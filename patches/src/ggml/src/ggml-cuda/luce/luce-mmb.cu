@@ -8,9 +8,10 @@
 //     with few columns
 //   other dense products       weights widened once to 16-bit rows, then a plain product        luce-mmb-dense.cu
 //
-// The last two give the same bits; the others are chosen by the weights alone. Neighbouring products of the same x share its
+// The last two give the same bits, so a table (luce-tune.cuh) may choose between them; the others are chosen by the weights alone. Neighbouring products of the same x share its
 // rounded rows and its sorted picks.
 #include "luce-mmb.cuh"
+#include "luce-tune.cuh"
 
 #include "ggml-impl.h"
 
@@ -248,12 +249,15 @@ public:
             luce_mmb_f32<<<grid, n_threads, 0, stream>>>(w, x, c, out, w.any || any);
             CUDA_CHECK(cudaGetLastError());
         } else if (ids != nullptr) {
-            const luce_mmb_cols & c = sorted(ids, (int) src0->ne[2], luce_mmb_tile_columns((int) (ids->ne[0]*ids->ne[1]/src0->ne[2])));
+            const luce_tune_chunk how = choice(src0, (int) ids->ne[0], ids->ne[1]);
+            const int tile = how != 0 ? tile_of(how) : luce_mmb_tile_columns((int) (ids->ne[0]*ids->ne[1]/src0->ne[2]));
+            const luce_mmb_cols & c = sorted(ids, (int) src0->ne[2], tile);
             luce_mmb_tiles(src0->type, w, rounded(is_half(src0->type)), c, out, stream);
-        } else if (n_row <= n_col_few && w.M >= n_row_wide) {
+        } else if (const luce_tune_chunk how = choice(src0, 0, n_row);
+                   how != 0 ? how != LUCE_CHUNK_WIDENED : n_row <= n_col_few && w.M >= n_row_wide) {
             luce_mmb_cols c = {};
             c.n_col         = n_row;
-            c.tile          = luce_mmb_tile_columns(n_row);
+            c.tile          = how != 0 ? tile_of(how) : luce_mmb_tile_columns(n_row);
             c.picks_per_row = 1;
             luce_mmb_tiles(src0->type, w, rounded(is_half(src0->type)), c, out, stream);
         } else {
@@ -265,6 +269,15 @@ public:
     }
 
 private:
+    // the table's, 0 where it has none
+    luce_tune_chunk choice(const ggml_tensor * weights, int n_used, int64_t n_col) const {
+        return (luce_tune_chunk) luce_tune_of(ctx.device, LUCE_TUNE_CHUNK, weights->type, weights->ne[0], weights->ne[1], n_used, n_col, 0);
+    }
+
+    static int tile_of(luce_tune_chunk how) {
+        return how == LUCE_CHUNK_NARROW ? LUCE_MMB_NARROW_TILE : LUCE_MMB_TILE;
+    }
+
     void * memory(size_t n_bytes) {
         GGML_ASSERT(n_buffers < n_buffers_max);
         return buffers[n_buffers++].alloc(ctx.pool(), n_bytes);
@@ -378,6 +391,30 @@ bool same_ids(const ggml_tensor * a, const ggml_tensor * b) {
 }
 
 } // namespace
+
+int luce_mmb_candidates(int device, ggml_type type, int64_t k, int64_t m, int64_t n_used, int64_t rows, int * values, int n_max) {
+    GGML_UNUSED(device);
+    GGML_UNUSED(k);
+    GGML_UNUSED(rows);
+    if (type == GGML_TYPE_F32 || !luce_mmb_tiles_supports(type) || (n_used == 0 && m <= n_narrow_max)) {
+        return 0;
+    }
+    int n = 0;
+    const auto add = [&](luce_tune_chunk how) {
+        if (n < n_max) {
+            values[n] = how;
+        }
+        n++;
+    };
+#ifndef GGML_USE_HIP
+    add(LUCE_CHUNK_NARROW);
+#endif
+    add(LUCE_CHUNK_TILES);
+    if (n_used == 0) {
+        add(LUCE_CHUNK_WIDENED);
+    }
+    return n;
+}
 
 bool luce_cuda_chunk_mul_mat_supports(int device, const ggml_tensor * op) {
     GGML_UNUSED(device);
