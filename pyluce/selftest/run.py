@@ -22,6 +22,7 @@ from pyluce.native.ggml import GGMLType
 from pyluce.native.luce import Phase
 from pyluce.selftest import cases, products
 from pyluce.selftest.bench import Array, OpBench, Weight
+from pyluce.selftest.expected import describe_device, missing_kernels
 from pyluce.weights.placement import repacked_tensors
 from pyluce.weights.tensors import TensorInfo
 
@@ -58,11 +59,22 @@ class Result:
 def run(device: str, *, model_sizes: bool = True) -> Iterator[Result]:
     """Every test on a device; `model_sizes`: at the real model's widths too (minutes on a CPU).
 
+    A test fails that took none of the kernels which this device should (`expected.py`).
     Raises ValueError for what is no device's name, NativeError when the device is not there.
     """
-    on_gpu = parse_device(device)[0] != "cpu"
     load_libraries(parse_device(device)[0])
     find_device(device)
+    description = describe_device(device)
+    for result in _all(device, model_sizes):
+        missing = [] if result.note else missing_kernels(description, result.op, result.shape, result.paths)
+        if missing:
+            note = f"expected the kernel {' and '.join(missing)}, found {', '.join(result.paths) or 'none'}"
+            result = replace(result, ok=False, note=note)
+        yield result
+
+
+def _all(device: str, model_sizes: bool) -> Iterator[Result]:
+    on_gpu = parse_device(device)[0] != "cpu"
     for seed in SEEDS:
         rng = np.random.default_rng(seed)
         for case in cases.all_cases(rng, cases.random_sizes(rng)):

@@ -14,6 +14,7 @@
 #include "luce-tune.cuh"
 
 #include "ggml-impl.h"
+#include "ggml-luce-path.h"
 
 namespace {
 
@@ -235,8 +236,10 @@ public:
         const int n_sm = ggml_cuda_info().devices[ctx.device].nsm;
         const int Kp   = luce_mmb_padded(K);
         if (ids == nullptr && w.M <= n_narrow_max) {
+            ggml_luce_path("chunk narrow");
             narrow(src0->type, w, out);
         } else if (src0->type == GGML_TYPE_F32 && ids == nullptr) {
+            ggml_luce_path("chunk dense of two terms");
             const luce_mmb_terms x_terms = terms();
             ggml_cuda_pool_alloc<uint16_t> w16(ctx.pool(), (size_t) 2*w.M*Kp);
             const luce_mmb_terms w_terms = { w16.get(), w16.get() + (size_t) w.M*Kp };
@@ -244,6 +247,7 @@ public:
             luce_mmb_round(false, w_rows, w.M, K, w.any, w16.get(), w16.get() + (size_t) w.M*Kp, stream);
             luce_mmb_dense_terms(w_terms, x_terms, w.M, Kp, n_row, out, n_sm, stream);
         } else if (src0->type == GGML_TYPE_F32) {
+            ggml_luce_path("chunk f32 experts");
             const luce_mmb_cols & c = sorted(ids, (int) src0->ne[2], LUCE_MMB_F32_TILE);
             const dim3 grid((w.M + LUCE_MMB_F32_TILE - 1)/LUCE_MMB_F32_TILE, c.n_parts_max);
             luce_mmb_f32<<<grid, n_threads, 0, stream>>>(w, x, c, out, w.any || any);
@@ -252,6 +256,7 @@ public:
             const luce_tune_chunk how = choice(src0, (int) ids->ne[0], ids->ne[1]);
             const int tile = how != 0 ? tile_of(how) : luce_mmb_tile_columns((int) (ids->ne[0]*ids->ne[1]/src0->ne[2]));
             const luce_mmb_cols & c = sorted(ids, (int) src0->ne[2], tile);
+            ggml_luce_path(c.tile == LUCE_MMB_NARROW_TILE ? "chunk tile of few columns" : "chunk tile");
             luce_mmb_tiles(src0->type, w, rounded(is_half(src0->type)), c, out, stream);
         } else if (const luce_tune_chunk how = choice(src0, 0, n_row);
                    how != 0 ? how != LUCE_CHUNK_WIDENED : n_row <= n_col_few && w.M >= n_row_wide) {
@@ -259,8 +264,10 @@ public:
             c.n_col         = n_row;
             c.tile          = how != 0 ? tile_of(how) : luce_mmb_tile_columns(n_row);
             c.picks_per_row = 1;
+            ggml_luce_path(c.tile == LUCE_MMB_NARROW_TILE ? "chunk tile of few columns" : "chunk tile");
             luce_mmb_tiles(src0->type, w, rounded(is_half(src0->type)), c, out, stream);
         } else {
+            ggml_luce_path("chunk dense of widened");
             const void * x16 = rounded(is_half(src0->type));
             ggml_cuda_pool_alloc<uint16_t> w16(ctx.pool(), (size_t) w.M*Kp);
             luce_mmb_widen(src0->type, w, false, w16.get(), stream);
