@@ -9,11 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from pyluce.graph import blocks, mtp
+from pyluce.graph.arrays import FEW_ROWS, GraphInputs, InputSpec
 from pyluce.graph.blocks import StepInputs
 from pyluce.graph.layers import TrunkWeights
 from pyluce.graph.mtp import FillInputs
 from pyluce.graph.ops import GraphScope
+from pyluce.graph.picks import copy_picks, new_picks
 from pyluce.native import ggml, luce
 from pyluce.native.backend import Backend
 from pyluce.native.ggml import GGMLType
@@ -40,11 +45,19 @@ class StepGraph:
     """One graph of the trunk, kept and replayed.
 
     `inputs` are set before, `logits` [n_vocab, n_out] or, of a row graph, `best` I32 [1, n_out] (where each row's largest
-    logit is, -1 for a row with a NaN) read after compute.
+    logit is, -1 for a row with a NaN) read after compute. With `collect_picks` also `all_picks`, see `pyluce.graph.picks`.
     """
 
     def __init__(
-        self, key: GraphKey, hparams: HParams, weights: TrunkWeights, pool: StatePool, fault: Fault, matmul_phase: Phase
+        self,
+        key: GraphKey,
+        hparams: HParams,
+        weights: TrunkWeights,
+        pool: StatePool,
+        fault: Fault,
+        matmul_phase: Phase,
+        *,
+        collect_picks: bool = False,
     ) -> None:
         self.key = key
         n_nodes = NODES_PER_LAYER * hparams.n_layer + NODES_BESIDE
@@ -52,34 +65,40 @@ class StepGraph:
         try:
             self.graph = Graph(self.arena, n_nodes)
             scope = GraphScope(self.arena, self.graph, key.phase, matmul_phase, fault)
-            self.inputs = self._new_inputs(hparams)
-            self.fill = FillInputs.new(self.arena, hparams, key.phase, key.n_rows) if weights.mtp is not None else None
+            specs = self._specs(hparams)
+            if weights.mtp is not None:
+                specs += FillInputs.specs(hparams, key.phase, key.n_rows)
+            few = key.phase is Phase.ROW and key.n_rows <= FEW_ROWS
+            self.tensors = GraphInputs.new(self.arena, self.graph, specs, packed=few)
+            self.inputs = StepInputs.of(self.tensors)
+            self.fill = FillInputs.of(self.tensors) if weights.mtp is not None else None
             self.picks: list[int] = []
+            self.all_picks = new_picks(self.arena, hparams, key.n_rows) if collect_picks else None
             self.logits: int | None = None
             self.best: int | None = None
+            self.memory: dict[int, npt.NDArray[np.uint8]] = {}  # of results on a host backend, by tensor
             self._build(scope, hparams, weights, pool)
         except BaseException:
             self.arena.close()
             raise
 
-    def _new_inputs(self, h: HParams) -> StepInputs:
+    def _specs(self, h: HParams) -> list[InputSpec]:
+        """What `StepInputs` describes. Where the first two are depends on the number of rows alone: they may be prepared before there
+        is a graph.
+        """
         n = self.key.n_rows
-
-        def new(kind: GGMLType, ne: tuple[int, ...], name: str) -> int:
-            tensor = self.arena.new_tensor(kind, ne, name)
-            ggml.ggml_set_input(tensor)
-            return tensor
-
-        ple_width = h.ple.n_heads * h.ple.head_dim if h.ple is not None else 0
-        return StepInputs(
-            embd=new(GGMLType.F32, (h.n_embd, n), "embd"),
-            rows=new(GGMLType.I32, (4, n), "rows"),
-            rope=new(GGMLType.F32, (h.rope_dim, n), "rope"),
-            block_rope=new(GGMLType.F32, (h.rope_dim, n), "block_rope"),
-            cells=new(GGMLType.I64, (n,), "cells"),
-            ple=new(GGMLType.F32, (ple_width, n), "ple_rows") if ple_width else None,
-            out_rows=new(GGMLType.I32, (self.key.n_out,), "out_rows") if 0 < self.key.n_out < n else None,
-        )
+        specs = [InputSpec("embd", GGMLType.F32, (h.n_embd, n))]
+        if h.ple is not None:
+            specs.append(InputSpec("ple", GGMLType.F32, (h.ple.n_heads * h.ple.head_dim, n)))
+        specs += [
+            InputSpec("rows", GGMLType.I32, (4, n)),
+            InputSpec("cells", GGMLType.I64, (n,)),
+            InputSpec("rope", GGMLType.F32, (h.rope_dim, n)),
+            InputSpec("block_rope", GGMLType.F32, (h.rope_dim, n)),
+        ]
+        if 0 < self.key.n_out < n:
+            specs.append(InputSpec("out_rows", GGMLType.I32, (self.key.n_out,)))
+        return specs
 
     def _build(self, g: GraphScope, h: HParams, w: TrunkWeights, pool: StatePool) -> None:
         n, width, eps, step = self.key.n_rows, h.hc_count * h.n_embd, h.rms_eps, self.inputs
@@ -100,6 +119,8 @@ class StepGraph:
             x, inject = blocks.mix(g, h, layer.ffn_mix, xn)
             out, picked = blocks.moe(g, h, layer.moe, x, n)
             self.picks.append(picked)
+            if self.all_picks is not None:
+                copy_picks(g, self.all_picks, i, picked)
             following = w.layers[i + 1].attn_mix.norm if i + 1 < h.n_layer else w.output_mix.norm
             residual, xn = blocks.combine(g, h, residual, out, inject, following, n)
         if w.mtp is not None and self.fill is not None:
@@ -119,9 +140,9 @@ class StepGraph:
             ggml.ggml_set_output(self.best)
             self.graph.expand(self.best)
 
-    def compute(self, backend: Backend) -> None:
-        """Run once with the inputs that are set."""
-        backend.compute(self.graph)
+    def start(self, backend: Backend) -> None:
+        """Run once with the inputs that are set; `Backend.wait` waits for the end."""
+        backend.start(self.graph)
 
     def close(self) -> None:
         """Free the graph. Idempotent."""
