@@ -18,6 +18,7 @@ HEADERS = [
     *(SOURCE / "ggml" / "include" / f"{name}.h" for name in ("ggml", "ggml-alloc", "ggml-backend", "ggml-cpu", "gguf")),
     SOURCE / "ggml" / "include" / "ggml-luce.h",
     SOURCE / "ggml" / "include" / "ggml-luce-path.h",
+    SOURCE / "ggml" / "include" / "ggml-luce-guard.h",
     SOURCE / "include" / "llama.h",
 ]
 STRUCTS = [
