@@ -1,7 +1,7 @@
 // pyluce: the router's choice and the sum of the experts it chose.
 //
 // Copyright (c) 2026 the pyluce authors. MIT licence.
-#include "luce-common.cuh"
+#include "luce-launch.cuh"
 
 namespace {
 
@@ -34,6 +34,7 @@ __device__ __forceinline__ uint32_t warp_max(uint32_t x) {
 template <int per_lane>
 __global__ void __launch_bounds__(32) route_kernel(const float * logits, int64_t stride, int32_t * ids, int n_expert, int n_used) {
     const int lane = threadIdx.x;
+    ggml_cuda_pdl_lc();
     ggml_cuda_pdl_sync();
     const float * x = logits + (int64_t) blockIdx.x * stride;
     uint32_t keys[per_lane];
@@ -208,6 +209,7 @@ __global__ void __launch_bounds__(THREADS) moe_combine_kernel(const moe_args a, 
     __shared__ float weights[MAX_USED];
     __shared__ float shared[THREADS / 32];
     const int64_t row = blockIdx.x;
+    ggml_cuda_pdl_lc();
     ggml_cuda_pdl_sync();
     pick_weights<THREADS>(a.logits + row * a.logits_row, a.ids + row * a.n_used, a.n_expert, a.n_used, weights, shared);
     const float w = luce_sigmoid(a.gate[row * a.gate_row]);
@@ -229,6 +231,7 @@ __global__ void __launch_bounds__(LUCE_STREAM_THREADS, 1) moe_hc_combine_kernel(
     const int64_t row = blockIdx.x;
     const int     h   = a.n;
     const int     all = (int) gridDim.y * n_stream;
+    ggml_cuda_pdl_lc();
     ggml_cuda_pdl_sync();
     pick_weights<threads>(a.logits + row * a.logits_row, a.ids + row * a.n_used, a.n_expert, a.n_used, weights, shared);
     const float shared_weight = luce_sigmoid(a.gate[row * a.gate_row]);
@@ -280,6 +283,8 @@ void luce_cuda_route(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
         return;
     }
     const ggml_cuda_kernel_launch_params params(dim3((unsigned) dst->ne[1]), dim3(32), (size_t) 0, ctx.stream());
+    LUCE_SET_SHARED_CARVEOUT(route_kernel<16>);
+    LUCE_SET_SHARED_CARVEOUT(route_kernel<32>);
     ggml_cuda_kernel_launch(logits->ne[0] <= 512 ? route_kernel<16> : route_kernel<32>, params,
         (const float *) logits->data, luce_stride(logits), (int32_t *) dst->data, (int) logits->ne[0], (int) dst->ne[0]);
 }
@@ -299,6 +304,7 @@ void luce_cuda_moe_hc_combine(ggml_backend_cuda_context & ctx, const ggml_tensor
     const int64_t n_row    = residual->ne[1];
     const int64_t n_stream = inject->ne[0];
     const bool    together = n_stream == 4 && n_row >= 64;
+    LUCE_SET_SHARED_CARVEOUT(moe_hc_combine_kernel<1>);
     ggml_cuda_kernel_launch(together ? moe_hc_combine_kernel<4> : moe_hc_combine_kernel<1>,
         luce_stream_launch(ctx, n_row, together ? 1 : n_stream),
         a, (const float *) residual->data, luce_stride(residual), (const float *) inject->data, luce_stride(inject),
