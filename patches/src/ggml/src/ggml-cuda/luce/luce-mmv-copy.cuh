@@ -18,6 +18,15 @@ static __device__ __forceinline__ void luce_syncwarp() {
 #endif
 }
 
+// a value that another kernel may just have written: not from the multiprocessor's own cache
+static __device__ __forceinline__ int luce_load_l2(const int32_t * p) {
+#if !defined(GGML_USE_HIP) && !defined(GGML_USE_MUSA) && !defined(LUCE_EMULATED_COPY)
+    return __ldcg(p);
+#else
+    return *p;
+#endif
+}
+
 // a line that will be read soon
 static __device__ __forceinline__ void luce_prefetch(const void * p) {
 #if !defined(GGML_USE_HIP) && !defined(GGML_USE_MUSA) && !defined(LUCE_EMULATED_COPY)

@@ -46,7 +46,7 @@ device_limits limits_of(int device, int n_col) {
     device_limits l;
     l.async   = GGML_CUDA_CC_IS_NVIDIA(info.cc) && info.cc >= GGML_CUDA_CC_HOPPER;
     l.n_block = l.async ? info.nsm : 2 * info.nsm;
-    l.most    = (int) info.smpbo - own;
+    l.most    = (int) info.smpbo - own - 1024;
     l.share   = n_col > 4 ? l.most : ((int) info.smpbo - 1024) / 2 - own;
     return l;
 }

@@ -455,7 +455,10 @@ __global__ void __launch_bounds__(RING_THREADS, n_col <= 4 ? 2 : 1) ring_kernel(
     const int part = (int) blockIdx.x - job.first_block;
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    ggml_cuda_pdl_lc();
+    const bool late = job.ids && !job.ids_early; // the kernel in front makes the ids
+    if (!late) {
+        ggml_cuda_pdl_lc();
+    }
     if (job.wide) {
         ring_wide<n_col>(job, jobs.n_row, part, &sums[0][0]);
         return;
@@ -477,11 +480,14 @@ __global__ void __launch_bounds__(RING_THREADS, n_col <= 4 ? 2 : 1) ring_kernel(
     p.sums     = sums[warp];
     p.expert_of_lane = 0;
     luce_copy_init(p.full, job.n_stage, lane);
-    if (job.ids) {
+    if (late) {
         ggml_cuda_pdl_sync();
+        ggml_cuda_pdl_lc(); // here: who comes after this kernel may read the ids at once
+    }
+    if (job.ids) {
         if (p.first_group + lane <= last_group) {
             const int pair = p.first_group + lane;
-            const int id   = job.ids[(int64_t) (pair / job.n_used) * job.ids_row + pair % job.n_used];
+            const int id   = luce_load_l2(job.ids + (int64_t) (pair / job.n_used) * job.ids_row + pair % job.n_used);
             p.expert_of_lane = id >= 0 && id < job.n_expert ? id : -1;
         }
     }
@@ -490,7 +496,7 @@ __global__ void __launch_bounds__(RING_THREADS, n_col <= 4 ? 2 : 1) ring_kernel(
         ring_request(job, s, p.ring + i * job.stage_bytes, p.full + i, lane);
         p.asked += s.n;
     }
-    if (!job.ids) {
+    if (!late) {
         ggml_cuda_pdl_sync();
     }
     // its columns

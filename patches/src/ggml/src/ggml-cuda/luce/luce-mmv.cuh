@@ -23,6 +23,7 @@ struct luce_job {
     int64_t         x_pick;      // floats from pick to pick, 0: all picks read the same
     const int32_t * ids;         // NULL: dense
     int64_t         ids_row;
+    bool            ids_early;   // the ids are there before the kernel in front of this one has finished
     float *         dst;
     int64_t         dst_row;
     int64_t         dst_pick;
