@@ -146,7 +146,8 @@ __global__ void __launch_bounds__(THREADS) argmax_parts_kernel(
     }
 }
 
-__global__ void __launch_bounds__(THREADS) argmax_kernel(const unsigned long long * parts, int n_part, int32_t * ids) {
+// refuses: no place for a row with a NaN that won or whose largest value is infinite
+__global__ void __launch_bounds__(THREADS) argmax_kernel(const unsigned long long * parts, int n_part, bool refuses, int32_t * ids) {
     __shared__ unsigned long long shared[THREADS / 32];
     unsigned long long best = 0;
     for (int i = threadIdx.x; i < n_part; i += THREADS) {
@@ -154,7 +155,10 @@ __global__ void __launch_bounds__(THREADS) argmax_kernel(const unsigned long lon
     }
     best = block_max(best, shared);
     if (threadIdx.x == 0) {
-        ids[blockIdx.x] = best >> 32 == 0xffffffffu ? -1 : (int32_t) (0xffffffffu - (uint32_t) best);
+        constexpr uint32_t plus_infinity  = 0xff800000u; // as `candidate` orders them, NaN above and nothing below
+        constexpr uint32_t minus_infinity = 0x007fffffu;
+        const uint32_t order = (uint32_t) (best >> 32);
+        ids[blockIdx.x] = refuses && (order >= plus_infinity || order <= minus_infinity) ? -1 : (int32_t) (0xffffffffu - (uint32_t) best);
     }
 }
 
@@ -267,7 +271,7 @@ void best_of_each_row(ggml_backend_cuda_context & ctx, ggml_tensor * dst, bool n
     ggml_cuda_pool_alloc<unsigned long long> parts(ctx.pool(), (size_t) n_part * n_row);
     argmax_parts_kernel<<<dim3(n_part, n_row), THREADS, 0, ctx.stream()>>>(
         (const float *) logits->data, luce_stride(logits), n, nan_wins, parts.get());
-    argmax_kernel<<<n_row, THREADS, 0, ctx.stream()>>>(parts.get(), n_part, (int32_t *) dst->data);
+    argmax_kernel<<<n_row, THREADS, 0, ctx.stream()>>>(parts.get(), n_part, nan_wins, (int32_t *) dst->data);
 }
 
 } // namespace
