@@ -99,6 +99,7 @@ class TrunkRunner:
     def _load(self, model_path: str | os.PathLike[str], progress: Progress | None) -> None:
         o, fault = self.options, self.options.debug_fault
         self.model = self._owned(open_model(model_path, progress, draft=o.draft_path))
+        self.model.guard()
         h = self.model.hparams
         self._backend = self._owned(Backend(o.device, o.n_threads))
         self.tuned = self._owned(tune_device(o.device, o.tune, model_products(h, self.model.tensors.values())))
@@ -170,8 +171,9 @@ class TrunkRunner:
         return self._pool.n_free_slots
 
     def new_sequence(self) -> SequenceState:
-        """An empty sequence in a free slot. Raises RuntimeError when all slots are taken."""
+        """An empty sequence in a free slot. Raises RuntimeError when all slots are taken, ModelError when the file was written to."""
         self._guard.check()
+        self.model.check_intact(now=True)
         return SequenceState(self._pool, self._pool.take_slot())
 
     def prefill(
@@ -343,6 +345,7 @@ class TrunkRunner:
     def _commit(self, groups: list[Group], phase: Phase) -> None:
         if phase is Phase.CHUNK or self._early is None:
             self._backend.wait()
+        self.model.check_intact()
         self._inputs.computed()
         if self._routes is not None and self._recent is not None and self._recent.all_picks is not None:
             self._routes.add(read_picks(self._recent.all_picks, sum(len(tokens) for _, tokens in groups)))

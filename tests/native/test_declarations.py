@@ -17,6 +17,8 @@ SOURCE = Path(__file__).resolve().parents[2] / "vendor" / "src"
 HEADERS = [
     *(SOURCE / "ggml" / "include" / f"{name}.h" for name in ("ggml", "ggml-alloc", "ggml-backend", "ggml-cpu", "gguf")),
     SOURCE / "ggml" / "include" / "ggml-luce.h",
+    SOURCE / "ggml" / "include" / "ggml-luce-path.h",
+    SOURCE / "ggml" / "include" / "ggml-luce-guard.h",
     SOURCE / "include" / "llama.h",
 ]
 STRUCTS = [

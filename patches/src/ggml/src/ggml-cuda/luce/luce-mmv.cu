@@ -2,6 +2,10 @@
 //
 // Copyright (c) 2026 the pyluce authors. MIT licence.
 #include "luce-mmv.cuh"
+#include "luce-tune.cuh"
+
+#include "ggml-backend.h"
+#include "ggml-luce-path.h"
 
 bool luce_mmv_supports_type(ggml_type type) {
     switch (type) {
@@ -31,9 +35,22 @@ luce_job luce_job_of(const ggml_tensor * dst) {
     job.type     = w->type;
     job.k        = (int) w->ne[0];
     job.m        = (int) w->ne[1];
+    job.m_all    = (int) w->ne[1];
     job.n_used   = ids ? (int) ids->ne[0] : 1;
+    job.n_expert = ids ? (int) w->ne[2] : 1;
     job.epilogue = LUCE_STORE;
     return job;
+}
+
+static int luce_knobs[LUCE_KNOB_COUNT];
+
+int luce_knob_of(luce_knob what, int otherwise) {
+    return luce_knobs[what] > 0 ? luce_knobs[what] : otherwise;
+}
+
+extern "C" GGML_BACKEND_API void ggml_luce_knob(int what, int value) {
+    GGML_ASSERT(what >= 0 && what < LUCE_KNOB_COUNT);
+    luce_knobs[what] = value;
 }
 
 namespace {
@@ -76,15 +93,61 @@ bool has_other(const luce_job * jobs, const bool * done, int n_job) {
 
 } // namespace
 
+int luce_mmv_choice(int device, const luce_job & job) {
+    return luce_tune_of(device, LUCE_TUNE_ROW, job.type, job.k, job.m_all, job.ids ? job.n_used : 0, 0, 0);
+}
+
+int luce_mmv_candidates(int device, ggml_type type, int64_t k, int64_t m, int64_t n_used, int * values, int n_max) {
+    GGML_UNUSED(device);
+    if (!luce_mmv_supports_type(type) || k % 32 != 0 || k > INT32_MAX / 8) {
+        return 0;
+    }
+    luce_job job = {};
+    job.type     = type;
+    job.k        = (int) k;
+    job.m        = (int) m;
+    job.w_row    = (int64_t) ggml_row_size(type, k);
+    job.w_expert = job.w_row * m;
+    const int32_t pick = 0;
+    job.ids      = n_used > 0 ? &pick : nullptr;
+    if (luce_mmv_path_of(job) != LUCE_MMV_GENERAL) {
+        return luce_ring_lanes(type, job.k, values, n_max);
+    }
+    const int n_step = job.k / (ggml_is_quantized(type) ? 256 : 128);
+    int n = 0;
+    for (int split = 1; split <= WARPS && (split == 1 || n_step >= split); split *= 2) {
+        if (n < n_max) {
+            values[n] = LUCE_TUNE_GENERAL + split;
+        }
+        n++;
+    }
+    return n;
+}
+
 void luce_launch_jobs(ggml_backend_cuda_context & ctx, luce_job * jobs, int n_job, int n_row) {
     GGML_ASSERT(n_job <= LUCE_MAX_JOBS);
     const auto & device = ggml_cuda_info().devices[ctx.device];
-    for (int j = 0; j < n_job; j++) {
-        jobs[j].n_task = n_task(jobs[j]);
-        jobs[j].split  = split_of(jobs[j], device.nsm);
-    }
     bool done[LUCE_MAX_JOBS] = {};
-    for (int left = n_job; left > 0;) {
+    luce_jobs ring;
+    ring.n_job = 0;
+    for (int j = 0; j < n_job; j++) {
+        if (luce_mmv_path_of(jobs[j]) != LUCE_MMV_GENERAL) {
+            ring.job[ring.n_job++] = jobs[j];
+            done[j] = true;
+            continue;
+        }
+        jobs[j].n_task = n_task(jobs[j]);
+        const int choice = luce_mmv_choice(ctx.device, jobs[j]);
+        jobs[j].split  = choice > LUCE_TUNE_GENERAL ? choice - LUCE_TUNE_GENERAL : split_of(jobs[j], device.nsm);
+    }
+    if (ring.n_job > 0) {
+        ggml_luce_path("row ring");
+        luce_launch_ring(ctx, ring, n_row);
+    }
+    if (ring.n_job < n_job) {
+        ggml_luce_path("row general");
+    }
+    for (int left = n_job - ring.n_job; left > 0;) {
         // one type at a time, dense F32 jobs with the first of another type
         int lead = 0;
         while (done[lead] || (jobs[lead].type == GGML_TYPE_F32 && has_other(jobs, done, n_job))) {
