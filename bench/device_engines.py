@@ -63,7 +63,7 @@ class OurEngine:
 
     def step_greedy(self, rows: Sequence[tuple[int, int]]) -> None:
         """As `step`, with only the best token of each row on the host."""
-        self._runner.decode_greedy([(self._state(sequence), token) for sequence, token in rows])
+        self._runner.decode_rows([(self._state(sequence), token) for sequence, token in rows], [False] * len(rows))
 
     def save(self, sequence: int) -> None:
         if self._saved is not None:

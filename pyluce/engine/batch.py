@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from pyluce.engine.admission import AdmissionGate
+from pyluce.engine.board import Board
 from pyluce.engine.decoding import Decoder
 from pyluce.engine.errors import DeadlineError, EngineError, RequestCancelledError
 from pyluce.engine.events import Event, FinishReason, PrefillEvent
@@ -18,9 +18,9 @@ from pyluce.engine.generate import Generation, GenerationRequest, Resources, chu
 from pyluce.engine.idle import IdlePrefill, IdlePrompt
 from pyluce.engine.live import Live, announce
 from pyluce.engine.plan import Admission, Chunk, Plan, StepResult
-from pyluce.engine.protocols import Launching, Logits, PrefixStore, Runner, SequenceLike
-from pyluce.engine.scheduler import Phase, Scheduler
-from pyluce.engine.stats import Activity, Counters, EngineStats, Outcome, SlotState, SlotStats
+from pyluce.engine.protocols import Launching, Logits, PrefixStore, Row, Runner, SequenceLike
+from pyluce.engine.scheduler import Scheduler
+from pyluce.engine.stats import Activity, EngineStats, Outcome
 from pyluce.engine.ticket import Ticket
 from pyluce.spec.speculator import Speculator
 
@@ -68,12 +68,11 @@ class BatchCore(Generic[S]):
         self._live: dict[int, Live[S]] = {}
         self._outbox: list[tuple[Ticket, Event]] = []
         self._answers: list[tuple[Ticket, BaseException | None]] = []
-        self._counters = Counters(clock())
-        self._memory = self._memory_report(MappingProxyType({}))
+        self._board = Board(self._gate, self._decoder.stats, clock)
+        self._counters = self._board.counters
+        self._board.ask_memory(resources.runner)
         self._checked = True  # nothing has run since the invariants were checked
-        self._activity = (Activity.IDLE, clock())
-        self._heartbeat = clock()
-        self._published = self._snapshot()
+        self._publish()
         self._at_launch = False
         self._listen()
 
@@ -87,17 +86,7 @@ class BatchCore(Generic[S]):
 
     def stats(self) -> EngineStats:
         """The last published numbers, with what the engine does at this moment."""
-        published = self._published
-        activity, since = self._activity
-        inside = self._gate.entered - sum(published.requests.values())
-        return replace(
-            published,
-            heartbeat=self._heartbeat,
-            activity=activity,
-            activity_since=since,
-            queue_length=0 if activity is Activity.CLOSED else inside - published.busy_slots,
-            refused=self._gate.refused,
-        )
+        return self._board.stats()
 
     # on the engine thread
 
@@ -137,21 +126,21 @@ class BatchCore(Generic[S]):
         """One chunk of a prompt that is expected; True while there is more of them."""
         if self._idle is None or not self._idle.busy:
             return False
-        self._act(Activity.PREFILL)
+        self._board.act(Activity.PREFILL)
         self._idle.step()
         self._counters.idle_tokens = self._idle.tokens
         if not self._idle.busy:
-            self._memory = self._memory_report(self._memory)
+            self._board.ask_memory(self.resources.runner)
         self._publish()
         return self._idle.busy
 
     def idle(self) -> None:
         """Check the invariants once after work ran out; show that the engine is alive."""
-        self._act(Activity.IDLE)
+        self._board.act(Activity.IDLE)
         if not self._checked:
             self._checked = True
             for violation in self.violations():
-                self._violated(violation)
+                self._board.violated(violation)
         self._publish()
 
     def violations(self) -> list[str]:
@@ -206,7 +195,7 @@ class BatchCore(Generic[S]):
             self._idle.move(self.resources, store)
         for number, state in states.items():
             self._live[number].state = state
-        self._memory = self._memory_report(self._memory)
+        self._board.ask_memory(self.resources.runner)
         self._publish()
 
     def refuse(self, numbers: Iterable[int], error: BaseException) -> None:
@@ -224,20 +213,20 @@ class BatchCore(Generic[S]):
 
     def close(self) -> None:
         """Free the runner and what belongs to it."""
-        self._act(Activity.CLOSED)
+        self._board.act(Activity.CLOSED)
         self._publish()
         self._close()
 
     def _run(self, plan: Plan) -> StepResult:
         begun = self._clock()
         if plan.decode:
-            self._act(Activity.DECODE)
+            self._board.act(Activity.DECODE)
             self._decode(plan.decode)
             if plan.prefill is not None and not self._at_launch:
                 self._deliver()
         decoded = self._clock()
         if plan.prefill is not None and self._still_wanted(plan.prefill.sequence):
-            self._act(Activity.PREFILL)
+            self._board.act(Activity.PREFILL)
             self._prefill(plan.prefill)
         done = self._clock()
         return StepResult(plan, decoded - begun, done - decoded)
@@ -245,12 +234,13 @@ class BatchCore(Generic[S]):
     def _decode(self, numbers: tuple[int, ...]) -> None:
         candidates = [self._live[number].candidate(self.resources.n_ctx) for number in numbers]
         try:
-            verified = self._decoder.compute(self.resources.runner, candidates)
+            wants_logits = [self._live[number].generation.wants_logits for number in numbers]
+            verified = self._decoder.compute(self.resources.runner, candidates, wants_logits)
         except Exception as error:
             for number in numbers:
                 self._end(number, Outcome.FAILED, error)
             return
-        self._counters.add_rows(sum(len(rows.logits) for rows in verified))
+        self._counters.add_rows(sum(len(rows.rows) for rows in verified))
         for candidate, rows in zip(candidates, verified, strict=True):
             try:
                 self._decoder.accept(candidate, rows, partial(self._choose, candidate.number))
@@ -272,14 +262,14 @@ class BatchCore(Generic[S]):
         if chunk.last:
             self._choose(chunk.sequence, logits)
 
-    def _choose(self, number: int, logits: Logits | None) -> int | None:
+    def _choose(self, number: int, row: Row | None) -> int | None:
         """The next token of a sequence, from its row; None when the answer ended."""
         live = self._live[number]
         generation = live.generation
         try:
-            if logits is None:
+            if row is None:
                 raise EngineError("the runner returned no logits for the last chunk of a prompt")
-            token = generation.commit(logits)
+            token = generation.commit(row)
             live.next_token = token.token
             self._counters.add_token(self._clock())
             self._outbox.append((live.ticket, token))
@@ -376,7 +366,7 @@ class BatchCore(Generic[S]):
             try:
                 free()
             except Exception as failure:
-                self._violated(f"request {number} could not be freed: {type(failure).__name__}: {failure}")
+                self._board.violated(f"request {number} could not be freed: {type(failure).__name__}: {failure}")
         self._scheduler.retire(number)
         self._counters.requests[outcome] += 1
         self._answers.append((ticket, error))
@@ -391,7 +381,7 @@ class BatchCore(Generic[S]):
         if not self._outbox and not self._answers:
             return False
         if self._answers:
-            self._memory = self._memory_report(self._memory)
+            self._board.ask_memory(self.resources.runner)
         self._publish()
         outbox, self._outbox = self._outbox, []
         answers, self._answers = self._answers, []
@@ -404,46 +394,9 @@ class BatchCore(Generic[S]):
                 ticket.fail(error)
         return True
 
-    # what others see
-
-    def _act(self, activity: Activity) -> None:
-        now = self._clock()
-        self._heartbeat = now
-        if self._activity[0] is not activity:
-            self._activity = (activity, now)
-
     def _publish(self) -> None:
-        self._heartbeat = self._clock()
-        self._published = self._snapshot()
-
-    def _snapshot(self) -> EngineStats:
-        now = self._clock()
-        slots = tuple(self._slot_stats(number, now) for number in self._scheduler.slots)
-        made = self._counters.snapshot(now, slots, self._memory, self._gate.max_queue)
-        return replace(made, speculation=self._decoder.stats())
-
-    def _slot_stats(self, number: int | None, now: float) -> SlotStats:
-        live = self._live.get(number) if number is not None else None
-        sequence = self._scheduler.get(number) if number is not None else None
-        if live is None or sequence is None:
-            return SlotStats()
-        generation = live.generation
-        return SlotStats(
-            state=SlotState.DECODE if sequence.phase is Phase.DECODE else SlotState.PREFILL,
-            request_id=number,
-            prompt_done=sequence.prompt_done,
-            prompt_total=sequence.prompt_length,
-            generated=generation.count,
-            tokens_per_second=generation.tokens_per_second(now),
+        slots = (
+            (self._live.get(number), self._scheduler.get(number)) if number is not None else None
+            for number in self._scheduler.slots
         )
-
-    def _memory_report(self, before: Mapping[str, object]) -> Mapping[str, object]:
-        try:
-            return MappingProxyType(self.resources.runner.memory_report())
-        except Exception as failure:  # a number less to show is no reason to stop
-            log.error("no memory report: %s: %s", type(failure).__name__, failure)
-            return before
-
-    def _violated(self, message: str) -> None:
-        self._counters.violations += 1
-        log.error("invariant violated: %s", message)
+        self._board.publish(slots)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pyluce.engine.errors import ConstraintError
-from pyluce.engine.protocols import Logits, Sampler
+from pyluce.engine.protocols import Row, Sampler
+from pyluce.engine.sampling import GreedySampler
 from pyluce.engine.thinking import ThinkingBudget, reasoning_limit
 
 if TYPE_CHECKING:
@@ -36,28 +37,35 @@ class TokenChooser:
         return self._constrained and self._constraint is not None and self._constraint.is_complete
 
     @property
+    def wants_logits(self) -> bool:
+        """A token cannot be chosen by the largest logit alone."""
+        return self._constraint is not None or not (isinstance(self._sampler, GreedySampler) and self._sampler.is_plain)
+
+    @property
     def reasoning_tokens(self) -> int:
         """Tokens of the reasoning so far, its end marker included."""
         return self._thinking.count
 
-    def choose(self, logits: Logits, in_reasoning: bool) -> int:
-        """The next token, from a row [n_vocab] that is not changed. `in_reasoning`: the text so far ends inside the reasoning.
+    def choose(self, row: Row, in_reasoning: bool) -> int:
+        """The next token, from logits [n_vocab] that are not changed, or, unless it `wants_logits`, from the largest one's id.
 
-        Raises ConstraintError when no token is allowed.
+        `in_reasoning`: the text so far ends inside the reasoning. Raises ConstraintError when no token is allowed.
         """
         given = self._thinking.next_token(in_reasoning)
         if given is not None:
             self._sampler.accept(given)
             return given
+        if isinstance(row, int):
+            return row
         if self._constraint is None:
-            return self._sampler.sample(logits)
-        allowed = logits.copy()
+            return self._sampler.sample(row)
+        allowed = row.copy()
         if not self._constrained:
             self._constraint.mask_ends(allowed)
         else:
             self._constraint.mask(allowed)
             if self._start is not None:
-                allowed[self._start] = logits[self._start]
+                allowed[self._start] = row[self._start]
         if allowed.max() == -np.inf:
             raise ConstraintError("the answer's grammar allows no token that the model can write here")
         token = self._sampler.sample(allowed)

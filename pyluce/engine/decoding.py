@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Generic, TypeVar
 
-from pyluce.engine.protocols import Logits, Runner, SequenceLike
+from pyluce.engine.protocols import Row, Runner, SequenceLike
 from pyluce.spec.speculator import Candidate, Speculator
 from pyluce.spec.stats import SpecStats
 
@@ -21,10 +21,10 @@ S = TypeVar("S", bound=SequenceLike)
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A candidate's rows: `logits` [1 + len(drafts), n_vocab], after its next token and after each draft."""
+    """A candidate's rows, 1 + len(drafts): after its next token and after each draft."""
 
     drafts: tuple[int, ...]
-    logits: Logits
+    rows: list[Row]
 
 
 class Decoder(Generic[S]):
@@ -35,21 +35,27 @@ class Decoder(Generic[S]):
         self._clock = clock
         self._accepting: int | None = None
 
-    def compute(self, runner: Runner[S], candidates: Sequence[Candidate[S]]) -> list[Verified]:
-        """Draft, and compute all rows in one graph. Raises what the runner raises; the sequences are lost then."""
+    def compute(
+        self, runner: Runner[S], candidates: Sequence[Candidate[S]], wants_logits: Sequence[bool]
+    ) -> list[Verified]:
+        """Draft, and compute all rows in one graph. Raises what the runner raises; the sequences are lost then.
+
+        `wants_logits`: of each candidate; the others need only the largest of a row.
+        """
         drafts = self._speculator.drafts(runner, candidates) if self._speculator is not None else [[]] * len(candidates)
         rows = [(c.state, token) for c, mine in zip(candidates, drafts, strict=True) for token in (c.next_token, *mine)]
         begun = self._clock()
-        logits = runner.decode(rows)
+        wanted = [wants for wants, mine in zip(wants_logits, drafts, strict=True) for _ in range(1 + len(mine))]
+        computed = runner.decode_rows(rows, wanted)
         if self._speculator is not None:
             self._speculator.computed(runner, len(rows), self._clock() - begun)
         found, at = [], 0
         for mine in drafts:
-            found.append(Verified(tuple(mine), logits[at : at + 1 + len(mine)]))
+            found.append(Verified(tuple(mine), computed[at : at + 1 + len(mine)]))
             at += 1 + len(mine)
         return found
 
-    def accept(self, candidate: Candidate[S], rows: Verified, choose: Callable[[Logits], int | None]) -> None:
+    def accept(self, candidate: Candidate[S], rows: Verified, choose: Callable[[Row], int | None]) -> None:
         """Let `choose` take tokens, row by row, as long as the drafts are what it takes; then take back the rest of the rows.
 
         `choose` returns the token, or None when the answer ended with it: its state is gone then.
@@ -57,7 +63,7 @@ class Decoder(Generic[S]):
         accepted = 0
         token: int | None = None
         self._accepting = candidate.number
-        for row, draft in zip(rows.logits, (*rows.drafts, None), strict=True):
+        for row, draft in zip(rows.rows, (*rows.drafts, None), strict=True):
             token = choose(row)
             if token is None:
                 break

@@ -18,7 +18,7 @@ from pyluce.engine.errors import ContextLimitError, EngineError, RequestError
 from pyluce.engine.events import Event, FinishEvent, FinishReason, PrefillEvent, Timings, TokenEvent
 from pyluce.engine.hashing import StepHasher
 from pyluce.engine.logprobs import token_logprobs
-from pyluce.engine.protocols import Chain, Logits, Runner, Sampler, SequenceLike, TokenTable
+from pyluce.engine.protocols import Chain, Logits, Row, Runner, Sampler, SequenceLike, TokenTable
 from pyluce.engine.sampling import MAX_SEED, SamplingParams, check_logits, make_sampler
 from pyluce.engine.thinking import check_budget
 from pyluce.text.stream import ReasoningMarkers, TextStream, check_stop_string
@@ -154,6 +154,8 @@ class Generation:
             in_reasoning=request.starts_in_reasoning and request.reasoning is not None,
         )
         self._hasher = StepHasher() if request.hash_logits else None
+        self.wants_logits = request.hash_logits or request.n_logprobs is not None or self._chooser.wants_logits
+        """`commit` needs a step's row of logits; otherwise the id of the largest will do."""
         self._clock = clock
         self._started = clock()
         self._queued_at = self._started if queued_at is None else queued_at
@@ -206,16 +208,20 @@ class Generation:
         """The last token was chosen; `finish` gives the last event."""
         return self._reason is not None
 
-    def commit(self, logits: Logits) -> TokenEvent:
-        """The next token, chosen from its row [n_vocab]. Raises LogitsError or ConstraintError when that is impossible."""
+    def commit(self, row: Row) -> TokenEvent:
+        """The next token, chosen from its row. Raises LogitsError or ConstraintError when that is impossible."""
         if self._reason is not None:
             raise RuntimeError("the answer is complete, no further logits are expected")
         if self._first_logits_at is None:
             self._first_logits_at = self._clock()
         index = self._count
-        check_logits(logits, index)
-        digest = self._hasher.add(logits) if self._hasher else None
-        token = self._chooser.choose(logits, self._text.in_reasoning)
+        logits = None if isinstance(row, int) else row
+        if logits is not None:
+            check_logits(logits, index)
+        elif self.wants_logits:
+            raise EngineError(f"step {index}: expected logits, found the token {row} only")
+        digest = self._hasher.add(logits) if self._hasher and logits is not None else None
+        token = self._chooser.choose(row, self._text.in_reasoning)
         self._count += 1
         ended = self._tokens.is_end(token) and not self.request.ignore_end
         data = b"" if ended else self._tokens.token_bytes(token)
@@ -227,7 +233,7 @@ class Generation:
             self._reason = FinishReason.LENGTH
         logprob: float | None = None
         top: tuple[tuple[int, float], ...] = ()
-        if self.request.n_logprobs is not None:
+        if self.request.n_logprobs is not None and logits is not None:
             logprob, top = token_logprobs(logits, token, self.request.n_logprobs)
         return TokenEvent(tuple(deltas), token, index, digest, logprob, top)
 

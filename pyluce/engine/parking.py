@@ -85,6 +85,10 @@ class NoModel:
         """Nobody asks."""
         raise ParkedError(ASKED, RETRY_S)
 
+    def decode_rows(self, *_: Any) -> NoReturn:
+        """Nobody asks."""
+        raise ParkedError(ASKED, RETRY_S)
+
     def draft(self, *_: Any) -> NoReturn:
         """Nobody asks."""
         raise ParkedError(ASKED, RETRY_S)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Literal, Protocol, TypeVar, runtime_checkable
+from typing import Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 Logits = npt.NDArray[np.float32]
+Row: TypeAlias = Logits | int
+"""What a decoded row says: its logits [n_vocab], or only the token with the largest one, of equal ones the lowest id."""
 
 
 class SequenceLike(Protocol):
@@ -55,6 +57,9 @@ class Runner(Protocol[S]):
 
     def decode(self, rows: Sequence[tuple[S, int]]) -> Logits:
         """Append one token to each row's sequence; return float32 [n_rows, n_vocab]. Rows of one sequence stand together."""
+
+    def decode_rows(self, rows: Sequence[tuple[S, int]], wants_logits: Sequence[bool]) -> list[Row]:
+        """As `decode`, but only the rows that want them have their logits. So has one from which no token can be chosen."""
 
     def draft(self, requests: Sequence[tuple[S, int, int]]) -> list[list[int]]:
         """For each (sequence, its next token, how many): tokens that may follow that one. The sequences do not change."""

@@ -133,6 +133,11 @@ class GreedySampler:
         self._biased = np.array(list(biases), np.intp)
         self._biases = np.array(list(biases.values()), np.float32)
 
+    @property
+    def is_plain(self) -> bool:
+        """The largest logit decides alone."""
+        return not self._biased.size
+
     def sample(self, logits: Logits) -> int:
         if self._biased.size:
             logits = logits.copy()

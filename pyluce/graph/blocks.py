@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pyluce.graph.arrays import GraphInputs
 from pyluce.graph.layers import AttentionWeights, GdnWeights, MixWeights, MoeWeights, PleWeights
 from pyluce.graph.ops import GraphScope
 from pyluce.native import ggml, luce
@@ -33,6 +34,13 @@ class StepInputs:
     cells: int
     ple: int | None
     out_rows: int | None
+
+    @classmethod
+    def of(cls, inputs: GraphInputs) -> StepInputs:
+        """The tensors by name."""
+        t = inputs.tensors
+        required = ("embd", "rows", "rope", "block_rope", "cells")
+        return cls(**{name: t[name] for name in required}, ple=t.get("ple"), out_rows=t.get("out_rows"))
 
 
 def mix(g: GraphScope, h: HParams, w: MixWeights, xn: int) -> tuple[int, int | None]:

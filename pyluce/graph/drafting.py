@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from pyluce.graph.layers import MtpWeights
 from pyluce.graph.mtp import DraftGraph, DraftKey
-from pyluce.graph.mtp_inputs import DraftRequest, MtpInputWriter
+from pyluce.graph.mtp_inputs import DraftRequest, DraftWriter
 from pyluce.native.backend import Backend, GraphAllocator
 from pyluce.native.luce import Fault
 from pyluce.native.tensors import tensor_get
@@ -33,7 +33,7 @@ class Drafter:
         weights: MtpWeights,
         pool: StatePool,
         backend: Backend,
-        inputs: MtpInputWriter,
+        inputs: DraftWriter,
         fault: Fault,
         keep_logits: bool = False,
     ) -> None:
@@ -71,8 +71,9 @@ class Drafter:
         n_steps = max(count for _, _, count in wanted)
         furthest = max(state.length + count for state, _, count in wanted)
         graph = self._graph(DraftKey(len(wanted), n_steps, self._pages(furthest)))
-        self._inputs.write_draft(graph, wanted)
+        self._inputs.write(graph, wanted)
         graph.compute(self._backend)
+        self._inputs.computed()
         ids = [tensor_get(tensor, np.int32, len(wanted)) for tensor in graph.drafts]
         if self._keep_logits:
             shape = (len(wanted), self._hparams.n_vocab)
@@ -104,6 +105,7 @@ class Drafter:
                 except BaseException:
                     graph.close()
                     raise
+            self._inputs.reserve(graph)
             self._graphs[key] = graph
             self.n_built += 1
             while len(self._graphs) > RETAINED_DRAFT_GRAPHS:
@@ -120,6 +122,11 @@ class Drafter:
         graph = self._graphs.pop(key)
         self._inputs.forget(graph)
         graph.close()
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of inputs on their way to a device."""
+        return self._inputs.host_bytes
 
     def report(self) -> dict[str, int]:
         """Graph memory in bytes, graphs kept."""

@@ -6,83 +6,38 @@ On a host backend the inputs are written in place (numpy views of the tensors' m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from pyluce.graph.ahead import Ahead, Stretch
+from pyluce.graph.arrays import FEW_ROWS, InputArrays, aligned
 from pyluce.graph.chunks import pad_rows
+from pyluce.graph.mtp_inputs import FillArrays, FillWriter, Group
 from pyluce.graph.rope import RopeTable
-from pyluce.graph.staging import ALIGNMENT, Staging
+from pyluce.graph.staging import Staging
 from pyluce.graph.trunk import StepGraph
 from pyluce.native.errors import NativeError
-from pyluce.native.ggml import ggml_nbytes
 from pyluce.native.luce import Phase, ggml_luce_dequantize_rows
-from pyluce.native.tensors import tensor_get, tensor_memory, tensor_struct
 from pyluce.state import SequenceState, StatePool
 from pyluce.state.pages import PAGE_TOKENS
 from pyluce.weights import GatherCounts, ModelFile, PleTable, ple_row_ids, ple_window_row_ids
 
-Group = tuple[SequenceState, list[int]]
-S = TypeVar("S", bound=np.generic)
 
-FEW_ROWS: Final = 64
-"""Up to this many rows are written together, whichever sequences they belong to: a numpy call costs as much as a row."""
-
-
-def read_rows(tensor: int, first: int, count: int, on_host: bool) -> npt.NDArray[np.float32]:
-    """A copy of rows of an F32 result [ne1, ne0]; on a host backend only of those."""
-    if on_host:
-        return tensor_memory(tensor, np.float32)[first : first + count].copy()
-    header = tensor_struct(tensor)
-    return tensor_get(tensor, np.float32, (header.ne[1], header.ne[0]))[first : first + count]
-
-
-class InputBuffers:
-    """Arrays to fill for one step graph, numpy order (slowest axis first): the tensors' own memory, or a block of staging memory."""
+class StepArrays(InputArrays):
+    """Of a trunk step; `fill`: what it leaves for the draft head, with one."""
 
     def __init__(self, graph: StepGraph, staging: Staging | None, block: int) -> None:
-        step = graph.inputs
-        self._copies: list[tuple[int, npt.NDArray[Any]]] = []
-        self._staging = staging
-        self._block = block
-        self.n_bytes = 0
-        # where these two are depends on the number of rows alone: they may be prepared before there is a graph
-        self.embd = self._array(step.embd, np.float32)
-        self.ple = None if step.ple is None else self._array(step.ple, np.float32)
-        self.rows = self._array(step.rows, np.int32)
-        self.cells = self._array(step.cells, np.int64)[0]
-        self.rope = self._array(step.rope, np.float32)
-        self.block_rope = self._array(step.block_rope, np.float32)
-        self.out_rows = None if step.out_rows is None else self._array(step.out_rows, np.int32)[0]
-
-    def _array(self, tensor: int, dtype: type[S]) -> npt.NDArray[S]:
-        if self._staging is None:
-            return tensor_memory(tensor, dtype)
-        ne = tensor_struct(tensor).ne
-        array = self._staging.array(self._block, self.n_bytes, (ne[1], ne[0]), dtype)
-        self.n_bytes = aligned(self.n_bytes + array.nbytes)
-        self._copies.append((tensor, array))
-        return array
-
-    def send(self) -> None:
-        """Copy what is not written in place."""
-        if self._staging is not None:
-            for tensor, array in self._copies:
-                self._staging.send(tensor, array)
-
-
-def aligned(n_bytes: int) -> int:
-    """The next place in a block."""
-    return -(-n_bytes // ALIGNMENT) * ALIGNMENT
-
-
-def staged_bytes(graph: StepGraph) -> int:
-    """Bytes of a block that `InputBuffers` of this graph take."""
-    step = graph.inputs
-    tensors = (step.embd, step.ple, step.rows, step.cells, step.rope, step.block_rope, step.out_rows)
-    return sum(aligned(ggml_nbytes(tensor)) for tensor in tensors if tensor is not None)
+        super().__init__(graph.tensors, staging, block)
+        self.embd = self.of("embd", np.float32)
+        self.ple = self.maybe("ple", np.float32)
+        self.rows = self.of("rows", np.int32)
+        self.cells = self.of("cells", np.int64)[0]
+        self.rope = self.of("rope", np.float32)
+        self.block_rope = self.of("block_rope", np.float32)
+        out_rows = self.maybe("out_rows", np.int32)
+        self.out_rows = None if out_rows is None else out_rows[0]
+        self.fill = FillArrays.of(self) if graph.fill is not None else None
 
 
 class InputWriter:
@@ -96,6 +51,7 @@ class InputWriter:
         self, model: ModelFile, pool: StatePool, ple: PleTable | None, staging: Staging | None, fault: str | None = None
     ) -> None:
         h = model.hparams
+        self._fills = FillWriter(h, pool, stale_keys=fault == "stale_mtp")
         self._hparams = h
         self._pool = pool
         self._ple = ple
@@ -103,7 +59,7 @@ class InputWriter:
         self._rope = RopeTable(h.rope_dim, h.rope_freq_base)
         self._embedding = model.tensors["token_embd.weight"]
         self._embedding_address = model.address(self._embedding)
-        self._buffers: dict[StepGraph, list[InputBuffers | None]] = {}
+        self._buffers: dict[StepGraph, list[StepArrays | None]] = {}
         self._stale: dict[int, list[int]] | None = {} if fault == "stale_ngram" else None
         self._n_back = h.ple.ngram_size - 1 if h.ple is not None else 0
         self.ahead = Ahead(self._fill) if staging is not None and fault is None else None
@@ -116,12 +72,12 @@ class InputWriter:
 
     def reserve(self, graph: StepGraph) -> None:
         """Have room for the inputs of a new graph."""
-        if self._staging is None or staged_bytes(graph) <= self._staging.block_bytes:
+        if self._staging is None or graph.tensors.n_bytes <= self._staging.block_bytes:
             return
         if self.ahead is not None:
             self.ahead.drop()
         self._buffers.clear()
-        self._staging.grow(staged_bytes(graph))
+        self._staging.grow(graph.tensors.n_bytes)
 
     def forget(self, graph: StepGraph) -> None:
         """The graph is about to be closed."""
@@ -170,6 +126,8 @@ class InputWriter:
         if into.out_rows is not None:
             into.out_rows[:] = n_rows - 1
             into.out_rows[:n_out] = np.arange(n_rows - n_out, n_rows)
+        if into.fill is not None:
+            self._fills.write(into.fill, groups, n_rows)
         into.send()
 
     def _take(self, graph: StepGraph, groups: list[Group]) -> bool:
@@ -201,18 +159,18 @@ class InputWriter:
         self._rope.warm(stretch.first, n)
         return counts
 
-    def _arrays(self, graph: StepGraph) -> InputBuffers:
+    def _arrays(self, graph: StepGraph) -> StepArrays:
         found = self._buffers.setdefault(graph, [None, None])
         made = found[self._block]
         if made is None:
-            made = found[self._block] = InputBuffers(graph, self._staging, self._block)
+            made = found[self._block] = StepArrays(graph, self._staging, self._block)
         return made
 
     def _gather(self, ids: npt.NDArray[np.int64], out: npt.NDArray[np.float32]) -> None:
         assert self._ple is not None
         self._ple.count(self._ple.gather_into(ids, out))
 
-    def _write_few(self, into: InputBuffers, groups: list[Group], ready: bool) -> None:
+    def _write_few(self, into: StepArrays, groups: list[Group], ready: bool) -> None:
         """All rows of a step together."""
         h, n_back = self._hparams, 0 if ready else self._n_back
         slots: list[int] = []
@@ -239,7 +197,7 @@ class InputWriter:
         if into.ple is not None and h.ple is not None and not ready:
             self._gather(ple_window_row_ids(h.ple, windows), into.ple[:n])
 
-    def _write_group(self, into: InputBuffers, at: int, state: SequenceState, tokens: list[int], ready: bool) -> None:
+    def _write_group(self, into: StepArrays, at: int, state: SequenceState, tokens: list[int], ready: bool) -> None:
         """The rows from `at` on: a stretch of one sequence."""
         h = self._hparams
         first, count = state.length, len(tokens)
@@ -263,7 +221,7 @@ class InputWriter:
         seen.extend(tokens)
         return before
 
-    def _pad(self, into: InputBuffers, n_rows: int) -> None:
+    def _pad(self, into: StepArrays, n_rows: int) -> None:
         """Rows that belong to no sequence: slot -1, zero inputs, the scratch cell."""
         into.rows[n_rows:] = (-1, 0, 0, 0)
         into.cells[n_rows:] = self._pool.scratch_cell

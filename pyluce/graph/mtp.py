@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyluce.graph import blocks
+from pyluce.graph.arrays import GraphInputs, InputSpec
 from pyluce.graph.layers import MtpWeights
 from pyluce.graph.ops import GraphScope
 from pyluce.native import ggml, luce
@@ -43,18 +44,30 @@ class FillInputs:
     rope: int
     cells: int
 
-    @classmethod
-    def new(cls, arena: TensorArena, h: HParams, phase: Phase, n_rows: int) -> FillInputs:
-        """The tensors, in a graph's arena."""
+    @staticmethod
+    def specs(h: HParams, phase: Phase, n_rows: int) -> list[InputSpec]:
+        """What a graph needs for them."""
         rows = phase is Phase.ROW
         n_entries = n_rows if rows else 1
+        return [
+            InputSpec("hidden_source", GGMLType.I32, (n_entries,)),
+            InputSpec("hidden_pick", GGMLType.I32, (n_rows,)) if rows else InputSpec("hidden_keep", GGMLType.I32, (1,)),
+            InputSpec("hidden_target", GGMLType.I64, (n_entries,)),
+            InputSpec("draft_rope", GGMLType.F32, (h.rope_dim, n_rows)),
+            InputSpec("draft_cells", GGMLType.I64, (n_rows,)),
+        ]
+
+    @classmethod
+    def of(cls, inputs: GraphInputs) -> FillInputs:
+        """The tensors by name."""
+        t = inputs.tensors
         return cls(
-            source=_input(arena, GGMLType.I32, (n_entries,), "hidden_source"),
-            pick=_input(arena, GGMLType.I32, (n_rows,), "hidden_pick") if rows else None,
-            keep=None if rows else _input(arena, GGMLType.I32, (1,), "hidden_keep"),
-            target=_input(arena, GGMLType.I64, (n_entries,), "hidden_target"),
-            rope=_input(arena, GGMLType.F32, (h.rope_dim, n_rows), "draft_rope"),
-            cells=_input(arena, GGMLType.I64, (n_rows,), "draft_cells"),
+            source=t["hidden_source"],
+            pick=t.get("hidden_pick"),
+            keep=t.get("hidden_keep"),
+            target=t["hidden_target"],
+            rope=t["draft_rope"],
+            cells=t["draft_cells"],
         )
 
 
@@ -146,14 +159,16 @@ class DraftGraph:
         try:
             self.graph = Graph(self.arena, n_nodes)
             b, n = key.n_seqs, key.n_seqs * key.n_steps
-            self.inputs = DraftInputs(
-                tokens=_input(self.arena, GGMLType.I32, (b,), "tokens"),
-                source=_input(self.arena, GGMLType.I32, (b,), "hidden_source"),
-                rows=_input(self.arena, GGMLType.I32, (4, n), "rows"),
-                rope=_input(self.arena, GGMLType.F32, (h.rope_dim, n), "rope"),
-                cells=_input(self.arena, GGMLType.I64, (n,), "cells"),
-                pages=_input(self.arena, GGMLType.I32, (1 + key.n_pages, n), "pages"),
-            )
+            specs = [
+                InputSpec("tokens", GGMLType.I32, (b,)),
+                InputSpec("source", GGMLType.I32, (b,)),
+                InputSpec("rows", GGMLType.I32, (4, n)),
+                InputSpec("rope", GGMLType.F32, (h.rope_dim, n)),
+                InputSpec("cells", GGMLType.I64, (n,)),
+                InputSpec("pages", GGMLType.I32, (1 + key.n_pages, n)),
+            ]
+            self.tensors = GraphInputs.new(self.arena, self.graph, specs, packed=True)
+            self.inputs = DraftInputs(**self.tensors.tensors)
             self.drafts: list[int] = []
             self.logits: list[int] = []
             self._build(GraphScope(self.arena, self.graph, Phase.ROW, Phase.ROW, fault), h, w, pool, keep_logits)
@@ -228,9 +243,3 @@ def _ring(g: GraphScope, pool: StatePool) -> int:
         raise ValueError("expected a state pool with hidden rows, found one without")
     ne = tensor_struct(pool.hidden).ne
     return ggml.ggml_reshape_2d(g.ctx, pool.hidden, ne[0], ne[1] * ne[2])
-
-
-def _input(arena: TensorArena, kind: GGMLType, ne: tuple[int, ...], name: str) -> int:
-    tensor = arena.new_tensor(kind, ne, name)
-    ggml.ggml_set_input(tensor)
-    return tensor

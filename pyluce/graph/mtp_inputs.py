@@ -2,109 +2,81 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from pyluce.graph.inputs import Group
+from pyluce.graph.arrays import InputArrays
 from pyluce.graph.mtp import DraftGraph
 from pyluce.graph.rope import RopeTable
-from pyluce.graph.trunk import StepGraph
-from pyluce.native.tensors import tensor_memory, tensor_set, tensor_struct
+from pyluce.graph.staging import Staging
 from pyluce.state import SequenceState, StatePool
 from pyluce.state.pages import PAGE_TOKENS
 from pyluce.weights import HParams
 
-S = TypeVar("S", bound=np.generic)
+Group = tuple[SequenceState, list[int]]
 DraftRequest = tuple[SequenceState, int, int]
 
 
-class Arrays:
-    """Arrays to fill for one graph, numpy order; on a host backend they are the tensors' own memory."""
+@dataclass(frozen=True, slots=True)
+class FillArrays:
+    """The arrays of `FillInputs`."""
 
-    def __init__(self, on_host: bool) -> None:
-        self._on_host = on_host
-        self._copies: list[tuple[int, npt.NDArray[Any]]] = []
+    source: npt.NDArray[np.int32]
+    pick: npt.NDArray[np.int32] | None
+    keep: npt.NDArray[np.int32] | None
+    target: npt.NDArray[np.int64]
+    rope: npt.NDArray[np.float32]
+    cells: npt.NDArray[np.int64]
 
-    def of(self, tensor: int, dtype: type[S]) -> npt.NDArray[S]:
-        """[ne1, ne0] of a tensor of one or two axes."""
-        if not self._on_host:
-            header = tensor_struct(tensor)
-            shape = (header.ne[1], header.ne[0])
-            array = np.zeros(shape, dtype)
-            self._copies.append((tensor, array))
-            return array
-        return tensor_memory(tensor, dtype)
-
-    def send(self) -> None:
-        """Copy what is not written in place."""
-        for tensor, array in self._copies:
-            tensor_set(tensor, array)
-
-
-class FillArrays(Arrays):
-    """Of a trunk step."""
-
-    def __init__(self, graph: StepGraph, on_host: bool) -> None:
-        super().__init__(on_host)
-        step = graph.fill
-        assert step is not None
-        self.source = self.of(step.source, np.int32)[0]
-        self.pick = None if step.pick is None else self.of(step.pick, np.int32)[0]
-        self.keep = None if step.keep is None else self.of(step.keep, np.int32)[0]
-        self.target = self.of(step.target, np.int64)[0]
-        self.rope = self.of(step.rope, np.float32)
-        self.cells = self.of(step.cells, np.int64)[0]
+    @classmethod
+    def of(cls, arrays: InputArrays) -> FillArrays:
+        """The last ones of a trunk step."""
+        source = arrays.of("hidden_source", np.int32)[0]
+        pick, keep = arrays.maybe("hidden_pick", np.int32), arrays.maybe("hidden_keep", np.int32)
+        return cls(
+            source,
+            None if pick is None else pick[0],
+            None if keep is None else keep[0],
+            arrays.of("hidden_target", np.int64)[0],
+            arrays.of("draft_rope", np.float32),
+            arrays.of("draft_cells", np.int64)[0],
+        )
 
 
-class DraftArrays(Arrays):
-    """Of a draft graph."""
+class DraftArrays(InputArrays):
+    """The arrays of `DraftInputs`."""
 
-    def __init__(self, graph: DraftGraph, on_host: bool) -> None:
-        super().__init__(on_host)
-        step = graph.inputs
-        self.tokens = self.of(step.tokens, np.int32)[0]
-        self.source = self.of(step.source, np.int32)[0]
-        self.rows = self.of(step.rows, np.int32)
-        self.rope = self.of(step.rope, np.float32)
-        self.cells = self.of(step.cells, np.int64)[0]
-        self.pages = self.of(step.pages, np.int32)
+    def __init__(self, graph: DraftGraph, staging: Staging | None) -> None:
+        super().__init__(graph.tensors, staging, 0)
+        self.tokens = self.of("tokens", np.int32)[0]
+        self.source = self.of("source", np.int32)[0]
+        self.rows = self.of("rows", np.int32)
+        self.rope = self.of("rope", np.float32)
+        self.cells = self.of("cells", np.int64)[0]
+        self.pages = self.of("pages", np.int32)
 
 
-class MtpInputWriter:
-    """Writes both. `write_fill` comes before a step of the trunk, whose sequences still have the length before it.
+class FillWriter:
+    """Writes what a trunk step leaves for the head; its sequences still have the length before it.
 
     `stale_keys` plants a fault: decoded rows leave the head's keys as its drafts wrote them.
     """
 
-    def __init__(self, hparams: HParams, pool: StatePool, on_host: bool, stale_keys: bool = False) -> None:
+    def __init__(self, hparams: HParams, pool: StatePool, stale_keys: bool = False) -> None:
         self._pool = pool
-        self._on_host = on_host
         self._stale_keys = stale_keys
         self._rope = RopeTable(hparams.rope_dim, hparams.rope_freq_base)
-        self._fills: dict[StepGraph, FillArrays] = {}
-        self._drafts: dict[DraftGraph, DraftArrays] = {}
 
-    def forget(self, graph: StepGraph | DraftGraph) -> None:
-        """The graph is about to be closed."""
-        if isinstance(graph, DraftGraph):
-            self._drafts.pop(graph, None)
-        else:
-            self._fills.pop(graph, None)
-
-    def write_fill(self, graph: StepGraph, groups: list[Group], n_rows: int) -> None:
-        """Inputs of a trunk step; rows beyond `n_rows` are padding."""
-        into = self._fills.get(graph)
-        if into is None:
-            into = self._fills[graph] = FillArrays(graph, self._on_host)
+    def write(self, into: FillArrays, groups: list[Group], n_rows: int) -> None:
+        """Rows beyond `n_rows` are padding."""
         into.cells[:] = self._pool.scratch_cell
         into.rope[:] = 0.0
         if into.pick is None:
             self._write_chunk(into, groups[0], n_rows)
         else:
             self._write_rows(into, into.pick, groups)
-        into.send()
 
     def _write_chunk(self, into: FillArrays, group: Group, n_rows: int) -> None:
         """Rows f .. l - 1 of one sequence: the head's rows f - 1 .. l - 2, of which -1 is none."""
@@ -142,11 +114,43 @@ class MtpInputWriter:
             into.cells[at : at + count] = self._pool.cells(state.pages, first, count)
             self._rope.fill(into.rope[at : at + count], first)
 
-    def write_draft(self, graph: DraftGraph, requests: list[DraftRequest]) -> None:
-        """Inputs of a draft graph: (sequence, its next token, how many drafts) each; later steps of a sequence are padding."""
-        into = self._drafts.get(graph)
+
+class DraftWriter:
+    """Writes the inputs of draft graphs, on a device through staging memory."""
+
+    def __init__(self, hparams: HParams, pool: StatePool, staging: Staging | None) -> None:
+        self._pool = pool
+        self._staging = staging
+        self._rope = RopeTable(hparams.rope_dim, hparams.rope_freq_base)
+        self._arrays: dict[DraftGraph, DraftArrays] = {}
+
+    def reserve(self, graph: DraftGraph) -> None:
+        """Have room for the inputs of a new graph."""
+        if self._staging is not None and graph.tensors.n_bytes > self._staging.block_bytes:
+            self._arrays.clear()
+            self._staging.grow(graph.tensors.n_bytes)
+
+    def forget(self, graph: DraftGraph) -> None:
+        """The graph is about to be closed."""
+        self._arrays.pop(graph, None)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of inputs on their way to a device."""
+        return 2 * self._staging.block_bytes if self._staging is not None else 0
+
+    def computed(self) -> None:
+        """The graph that was written has ended."""
+        if self._staging is not None:
+            self._staging.computed()
+
+    def write(self, graph: DraftGraph, requests: list[DraftRequest]) -> None:
+        """Inputs: (sequence, its next token, how many drafts) each; later steps of a sequence are padding."""
+        if self._staging is not None:
+            self._staging.settle()
+        into = self._arrays.get(graph)
         if into is None:
-            into = self._drafts[graph] = DraftArrays(graph, self._on_host)
+            into = self._arrays[graph] = DraftArrays(graph, self._staging)
         b = graph.key.n_seqs
         into.rows[:] = (-1, 0, 0, 0)
         into.cells[:] = self._pool.scratch_cell

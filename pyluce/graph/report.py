@@ -7,8 +7,10 @@ from typing import Any, Final
 
 import psutil
 
+from pyluce.graph.drafting import Drafter
 from pyluce.graph.inputs import InputWriter
 from pyluce.graph.layers import TrunkWeights
+from pyluce.graph.results import ResultReader
 from pyluce.native.backend import Backend
 from pyluce.native.devices import device_memory
 from pyluce.state import SnapshotStore, StatePool
@@ -36,9 +38,10 @@ def device_report(backend: Backend) -> dict[str, Any]:
     return {"name": backend.name, "kind": "gpu", "free": free, "total": total}
 
 
-def host_bytes(inputs: InputWriter, pool: StatePool) -> int:
-    """Tables on the host that belong to live sequences: rotation angles, inputs on their way to a device, page tables."""
-    return inputs.host_bytes + pool.host_bytes
+def host_bytes(inputs: InputWriter, results: ResultReader, drafter: Drafter | None, pool: StatePool) -> int:
+    """Memory of the host beside weights: rotation angles, page tables, inputs on their way to a device and results from it."""
+    drafts = drafter.host_bytes if drafter is not None else 0
+    return inputs.host_bytes + results.host_bytes + drafts + pool.host_bytes
 
 
 def snapshot_report(store: SnapshotStore, page_bytes: int) -> dict[str, Any]:

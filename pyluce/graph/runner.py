@@ -15,33 +15,30 @@ from types import TracebackType
 from typing import Final, Literal, Protocol, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from pyluce.graph.ahead import Stretch
 from pyluce.graph.chunks import chunk_bounds, pad_rows, span_blocks
 from pyluce.graph.drafting import Drafter
-from pyluce.graph.inputs import InputWriter, read_rows
+from pyluce.graph.inputs import InputWriter
 from pyluce.graph.largest import largest_graphs
 from pyluce.graph.layers import TrunkWeights
-from pyluce.graph.mtp_inputs import MtpInputWriter
+from pyluce.graph.mtp_inputs import DraftWriter
 from pyluce.graph.options import RunnerOptions
 from pyluce.graph.report import device_report, host_bytes, snapshot_report, weights_report
+from pyluce.graph.results import Logits, ResultReader, Row
 from pyluce.graph.staging import Staging
 from pyluce.graph.trunk import GraphKey, StepGraph
 from pyluce.native import load_libraries
 from pyluce.native.backend import Backend, GraphAllocator
 from pyluce.native.devices import parse_device
-from pyluce.native.errors import NativeError
 from pyluce.native.ggml_backend import ggml_backend_buft_is_host
 from pyluce.native.luce import Fault, Phase
 from pyluce.native.measure import cpu_work_bytes
-from pyluce.native.tensors import tensor_get
 from pyluce.native.thread import ThreadGuard
 from pyluce.state import SequenceState, SnapshotStore, StatePool
 from pyluce.weights import HParams, PleTable, open_model, place_weights
 from pyluce.weights.model_file import Progress
 
-Logits = npt.NDArray[np.float32]
 Want = Literal["none", "last", "all"]
 
 RETAINED_GRAPHS: Final = 32
@@ -100,16 +97,23 @@ class TrunkRunner:
         self.store = SnapshotStore(self._pool, o.prefix_cache_bytes)
         self._ple = self._owned(PleTable(self.model)) if h.ple is not None else None
         self._allocator = self._owned(GraphAllocator(self._backend))
-        on_host = self._on_host = ggml_backend_buft_is_host(self._backend.buffer_type)
+        on_host = ggml_backend_buft_is_host(self._backend.buffer_type)
         staging = None if on_host else self._owned(Staging(self._backend))
+        self._results = self._owned(ResultReader(self._backend, on_host))
         self._inputs = self._owned(InputWriter(self.model, self._pool, self._ple, staging, fault))
         self._drafter: Drafter | None = None
         if fault == "stream_norm" and self._weights.mtp is not None:
             self._weights.mtp = replace(self._weights.mtp, norm_groups=h.hc_count)
         if self._weights.mtp is not None:
-            self._mtp_inputs = MtpInputWriter(h, self._pool, on_host, stale_keys=fault == "stale_mtp")
+            draft_staging = None if on_host else self._owned(Staging(self._backend))
+            self._draft_inputs = DraftWriter(h, self._pool, draft_staging)
             made = Drafter(
-                h, self._weights.mtp, self._pool, self._backend, self._mtp_inputs, _FAULTS.get(fault or "", Fault.NONE)
+                h,
+                self._weights.mtp,
+                self._pool,
+                self._backend,
+                self._draft_inputs,
+                _FAULTS.get(fault or "", Fault.NONE),
             )
             self._drafter = self._owned(made)
         # the largest graphs first, so that graph memory does not grow (and retained graphs survive) later; without logits a
@@ -196,29 +200,30 @@ class TrunkRunner:
         Rows of one sequence are consecutive tokens, in order; sequences may be mixed at will.
         """
         groups, order = self._groups(rows)
-        logits = self._run(Phase.ROW, groups, len(rows))
-        if logits is None:
-            raise NativeError("a row graph returned no logits")
+        graph = self._compute(Phase.ROW, groups, len(rows))
+        logits = self._results.logits(graph, 0, len(rows))
+        self._commit(groups, Phase.ROW)
         if order == list(range(len(rows))):
             return logits
         out = np.empty_like(logits)
         out[order] = logits
         return out
 
-    def decode_greedy(self, rows: Sequence[tuple[SequenceState, int]]) -> list[int]:
-        """As `decode`, but of each row only the token with the largest logit: the lowest id of equal ones, -1 for a row with a NaN.
+    def decode_rows(self, rows: Sequence[tuple[SequenceState, int]], wants_logits: Sequence[bool]) -> list[Row]:
+        """As `decode`, but only the rows that want them have their logits, float32 [n_vocab].
 
-        Four bytes a row are read from the device.
+        Of the others four bytes are read: the token with the largest logit, the lowest id of equal ones. A row from which no token
+        can be chosen (a NaN) has its logits whether they are wanted or not. Raises ValueError for lists of different lengths.
         """
+        if len(wants_logits) != len(rows):
+            raise ValueError(f"wants_logits: expected one for each of {len(rows)} rows, found {len(wants_logits)}")
         groups, order = self._groups(rows)
         graph = self._compute(Phase.ROW, groups, len(rows))
-        if graph.best is None:
-            raise NativeError("a row graph returned no logits")
-        best = tensor_get(graph.best, np.int32, (len(rows),)).tolist()
+        found = self._results.rows(graph, [wants_logits[i] for i in order])
         self._commit(groups, Phase.ROW)
-        out = [0] * len(rows)
-        for place, token in zip(order, best, strict=True):
-            out[place] = token
+        out = found.copy()
+        for place, row in zip(order, found, strict=True):
+            out[place] = row
         return out
 
     def _groups(
@@ -272,12 +277,12 @@ class TrunkRunner:
         if graph.logits is not None:
             n_rows = sum(len(tokens) for _, tokens in groups)
             first = n_rows - n_out if graph.inputs.out_rows is None else 0
-            logits = read_rows(graph.logits, first, n_out, self._on_host)
+            logits = self._results.logits(graph, first, n_out)
         self._commit(groups, phase)
         return logits
 
     def _compute(self, phase: Phase, groups: list[tuple[SequenceState, list[int]]], n_out: int) -> StepGraph:
-        """Compute a step; the graph, whose results can be read until the next."""
+        """Start a step; the graph, whose results can be read until the next. `_commit` waits for its end."""
         n_rows = sum([len(tokens) for _, tokens in groups])
         for state, tokens in groups:
             state.begin_write(len(tokens), keeps_rows=phase is Phase.ROW)
@@ -288,19 +293,17 @@ class TrunkRunner:
         n_out_padded = pad_rows(n_out) if whole_units else n_out
         graph = self._graph(GraphKey(phase, padded, n_out_padded, self._span(furthest)))
         self._inputs.write(graph, groups, n_rows, n_out)
-        if graph.fill is not None:
-            self._mtp_inputs.write_fill(graph, groups, n_rows)
         if phase is Phase.CHUNK and self._expected is not None:
             expected, self._expected = self._expected, None
             self._inputs.expect(expected)
         if self.before_compute is not None:
             self.before_compute()
-        graph.compute(self._backend)
-        self._inputs.computed()
+        graph.start(self._backend)
         return graph
 
-    @staticmethod
-    def _commit(groups: list[tuple[SequenceState, list[int]]], phase: Phase) -> None:
+    def _commit(self, groups: list[tuple[SequenceState, list[int]]], phase: Phase) -> None:
+        self._backend.wait()
+        self._inputs.computed()
         for state, tokens in groups:
             state.commit(tokens, by_chunk=phase is Phase.CHUNK)
 
@@ -345,8 +348,6 @@ class TrunkRunner:
     def _drop_graph(self, key: GraphKey) -> None:
         graph = self._graphs.pop(key)
         self._inputs.forget(graph)
-        if graph.fill is not None:
-            self._mtp_inputs.forget(graph)
         graph.close()
 
     def poison_free_state(self) -> None:
@@ -362,7 +363,7 @@ class TrunkRunner:
             "snapshots": snapshot_report(self.store, self._pool.page_bytes),
             "graph_bytes": self._allocator.n_bytes,
             "workspace_bytes": self._work_bytes,
-            "host_bytes": host_bytes(self._inputs, self._pool),
+            "host_bytes": host_bytes(self._inputs, self._results, self._drafter, self._pool),
             "device": device_report(self._backend),
             "graphs": len(self._graphs),
             "draft": self._drafter.report() if self._drafter is not None else None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,35 @@ S = TypeVar("S", bound=np.generic)
 ALIGNMENT: Final = 256
 
 
+class HostMemory:
+    """Memory of the host that the device reads and writes by itself (page-locked), or plain memory where there is no such."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._host_type = api.ggml_backend_dev_host_buffer_type(backend.device)
+        self._buffer: BackendBuffer | None = None
+        self.array = np.zeros(0, np.uint8)
+        self.address = 0
+
+    def grow(self, n_bytes: int) -> None:
+        """Have `n_bytes`, zeroed, instead of what there was."""
+        self.close()
+        if self._host_type:
+            self._buffer = BackendBuffer.of_size(self._host_type, n_bytes)
+            self.array = memory_at(self._buffer.base, n_bytes)
+            self.array[:] = 0
+        else:
+            self.array = np.zeros(n_bytes, np.uint8)
+        self.address = self.array.ctypes.data
+
+    def close(self) -> None:
+        """Free it. Idempotent."""
+        self.array = np.zeros(0, np.uint8)
+        self.address = 0
+        if self._buffer is not None:
+            self._buffer.close()
+            self._buffer = None
+
+
 class Staging:
     """Two blocks of one size: while one is on its way to the device, the other can be filled.
 
@@ -25,9 +54,8 @@ class Staging:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._host_type = api.ggml_backend_dev_host_buffer_type(backend.device)
-        self._buffer: BackendBuffer | None = None
-        self._blocks = [np.zeros(0, np.uint8), np.zeros(0, np.uint8)]
+        self._memory = HostMemory(backend)
+        self._blocks = [self._memory.array, self._memory.array]
         self._under_way = False
 
     @property
@@ -37,25 +65,20 @@ class Staging:
 
     def grow(self, n_bytes: int) -> None:
         """Make the blocks larger; arrays of the old ones must not be used any more."""
-        self.close()
-        if not self._host_type:
-            self._blocks = [np.zeros(n_bytes, np.uint8) for _ in range(2)]
-            return
+        self.settle()
         size = -(-n_bytes // ALIGNMENT) * ALIGNMENT
-        self._buffer = BackendBuffer.of_size(self._host_type, 2 * size)
-        both = memory_at(self._buffer.base, 2 * size)
-        both[:] = 0
-        self._blocks = [both[:size], both[size:]]
+        self._memory.grow(2 * size)
+        self._blocks = [self._memory.array[:size], self._memory.array[size:]]
 
     def array(self, block: int, offset: int, shape: tuple[int, ...], dtype: type[S]) -> npt.NDArray[S]:
         """Memory of a block as an array."""
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         return self._blocks[block][offset : offset + size].view(dtype).reshape(shape)
 
-    def send(self, tensor: int, array: npt.NDArray[Any]) -> None:
-        """Copy an array of a block into a tensor, before what is computed next."""
+    def send(self, tensor: int, address: int, n_bytes: int) -> None:
+        """Copy bytes of a block into a tensor, before what is computed next."""
         self._under_way = True
-        api.ggml_backend_tensor_set_async(self._backend.ptr, tensor, array.ctypes.data, 0, array.nbytes)
+        api.ggml_backend_tensor_set_async(self._backend.ptr, tensor, address, 0, n_bytes)
 
     def computed(self) -> None:
         """What was sent has been used."""
@@ -70,7 +93,5 @@ class Staging:
     def close(self) -> None:
         """Free the blocks. Idempotent."""
         self.settle()
-        self._blocks = [np.zeros(0, np.uint8), np.zeros(0, np.uint8)]
-        if self._buffer is not None:
-            self._buffer.close()
-            self._buffer = None
+        self._memory.close()
+        self._blocks = [self._memory.array, self._memory.array]

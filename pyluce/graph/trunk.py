@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pyluce.graph import blocks, mtp
+from pyluce.graph.arrays import FEW_ROWS, GraphInputs, InputSpec
 from pyluce.graph.blocks import StepInputs
 from pyluce.graph.layers import TrunkWeights
 from pyluce.graph.mtp import FillInputs
@@ -52,8 +53,13 @@ class StepGraph:
         try:
             self.graph = Graph(self.arena, n_nodes)
             scope = GraphScope(self.arena, self.graph, key.phase, matmul_phase, fault)
-            self.inputs = self._new_inputs(hparams)
-            self.fill = FillInputs.new(self.arena, hparams, key.phase, key.n_rows) if weights.mtp is not None else None
+            specs = self._specs(hparams)
+            if weights.mtp is not None:
+                specs += FillInputs.specs(hparams, key.phase, key.n_rows)
+            few = key.phase is Phase.ROW and key.n_rows <= FEW_ROWS
+            self.tensors = GraphInputs.new(self.arena, self.graph, specs, packed=few)
+            self.inputs = StepInputs.of(self.tensors)
+            self.fill = FillInputs.of(self.tensors) if weights.mtp is not None else None
             self.picks: list[int] = []
             self.logits: int | None = None
             self.best: int | None = None
@@ -62,24 +68,23 @@ class StepGraph:
             self.arena.close()
             raise
 
-    def _new_inputs(self, h: HParams) -> StepInputs:
+    def _specs(self, h: HParams) -> list[InputSpec]:
+        """What `StepInputs` describes. Where the first two are depends on the number of rows alone: they may be prepared before there
+        is a graph.
+        """
         n = self.key.n_rows
-
-        def new(kind: GGMLType, ne: tuple[int, ...], name: str) -> int:
-            tensor = self.arena.new_tensor(kind, ne, name)
-            ggml.ggml_set_input(tensor)
-            return tensor
-
-        ple_width = h.ple.n_heads * h.ple.head_dim if h.ple is not None else 0
-        return StepInputs(
-            embd=new(GGMLType.F32, (h.n_embd, n), "embd"),
-            rows=new(GGMLType.I32, (4, n), "rows"),
-            rope=new(GGMLType.F32, (h.rope_dim, n), "rope"),
-            block_rope=new(GGMLType.F32, (h.rope_dim, n), "block_rope"),
-            cells=new(GGMLType.I64, (n,), "cells"),
-            ple=new(GGMLType.F32, (ple_width, n), "ple_rows") if ple_width else None,
-            out_rows=new(GGMLType.I32, (self.key.n_out,), "out_rows") if 0 < self.key.n_out < n else None,
-        )
+        specs = [InputSpec("embd", GGMLType.F32, (h.n_embd, n))]
+        if h.ple is not None:
+            specs.append(InputSpec("ple", GGMLType.F32, (h.ple.n_heads * h.ple.head_dim, n)))
+        specs += [
+            InputSpec("rows", GGMLType.I32, (4, n)),
+            InputSpec("cells", GGMLType.I64, (n,)),
+            InputSpec("rope", GGMLType.F32, (h.rope_dim, n)),
+            InputSpec("block_rope", GGMLType.F32, (h.rope_dim, n)),
+        ]
+        if 0 < self.key.n_out < n:
+            specs.append(InputSpec("out_rows", GGMLType.I32, (self.key.n_out,)))
+        return specs
 
     def _build(self, g: GraphScope, h: HParams, w: TrunkWeights, pool: StatePool) -> None:
         n, width, eps, step = self.key.n_rows, h.hc_count * h.n_embd, h.rms_eps, self.inputs
@@ -119,9 +124,9 @@ class StepGraph:
             ggml.ggml_set_output(self.best)
             self.graph.expand(self.best)
 
-    def compute(self, backend: Backend) -> None:
-        """Run once with the inputs that are set."""
-        backend.compute(self.graph)
+    def start(self, backend: Backend) -> None:
+        """Run once with the inputs that are set; `Backend.wait` waits for the end."""
+        backend.start(self.graph)
 
     def close(self) -> None:
         """Free the graph. Idempotent."""

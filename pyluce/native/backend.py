@@ -33,6 +33,7 @@ class Backend(Owner):
             raise ValueError(f"expected a polling level from 0 to 100, found {poll}")
         self.name = name
         self.poll = poll
+        self._busy = False  # something was started that was not waited for
         device = find_device(name)
         if not self.is_cpu:
             self.n_threads = 1
@@ -122,10 +123,27 @@ class Backend(Owner):
 
     def compute(self, graph: Graph) -> None:
         """Compute a graph whose tensors have memory. Raises NativeError with the status and the log tail on failure."""
+        self.start(graph)
+        self.wait()
+
+    def start(self, graph: Graph) -> None:
+        """As `compute`, but a GPU may still compute when this returns: `wait` before anything but `fetch`. A CPU is done."""
         graph.check_memory()
-        status = api.ggml_backend_graph_compute(self.ptr, graph.ptr)
+        self._busy = True
+        status = api.ggml_backend_graph_compute_async(self.ptr, graph.ptr)
         callbacks.raise_pending()
-        check_status(status, "ggml_backend_graph_compute")
+        check_status(status, "ggml_backend_graph_compute_async")
+
+    def fetch(self, tensor: int, address: int, offset: int, n_bytes: int) -> None:
+        """Copy bytes of a result to host memory behind what was started; they are there after `wait`."""
+        self._busy = True
+        api.ggml_backend_tensor_get_async(self.ptr, tensor, address, offset, n_bytes)
+
+    def wait(self) -> None:
+        """Return when everything is done that was started."""
+        if self._busy:
+            api.ggml_backend_synchronize(self.ptr)
+            self._busy = False
 
 
 class BackendBuffer(Owner):

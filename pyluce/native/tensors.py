@@ -79,6 +79,31 @@ class TensorArena(Owner):
             set_name(tensor, name)
         return tensor
 
+    def new_part(self, whole: int, type: int, ne: Sequence[int], offset: int, name: str = "") -> int:
+        """A contiguous tensor in the bytes from `offset` on of `whole`, a tensor of I8 with one axis, whatever its own type.
+
+        Raises ValueError for a bad shape or one that does not fit, NativeError for a full arena.
+        """
+        _check_shape(type, ne)
+        n_bytes = _data_bytes(type, ne)
+        of = tensor_struct(whole)
+        if of.type != ggml.GGMLType.I8 or not 0 <= offset <= of.ne[0] - n_bytes:
+            raise ValueError(f"expected {n_bytes} bytes at {offset} within I8 [n], found {_label(whole)}")
+        if ggml.ggml_used_mem(self.ptr) + ggml.ggml_tensor_overhead() > self.mem_bytes:
+            raise NativeError(f"expected room in the arena for the tensor {name!r}, found none; make the arena larger")
+        part = ggml.ggml_view_1d(self.ptr, whole, n_bytes, offset)
+        header = tensor_struct(part)
+        header.type = type
+        for axis in range(GGML_MAX_DIMS):
+            header.ne[axis] = ne[axis] if axis < len(ne) else 1
+        header.nb[0] = ggml.ggml_type_size(type)
+        header.nb[1] = header.nb[0] * (ne[0] // ggml.ggml_blck_size(type))
+        for axis in range(2, GGML_MAX_DIMS):
+            header.nb[axis] = header.nb[axis - 1] * header.ne[axis - 1]
+        if name:
+            set_name(part, name)
+        return part
+
     def tensors(self) -> list[int]:
         """Every tensor of the arena, oldest first."""
         ctx = self.ptr
@@ -194,6 +219,12 @@ def tensor_memory(tensor: int, dtype: DTypeLike) -> NDArray[Any]:
     return memory_at(header.data, shape[0] * shape[1] * np.dtype(dtype).itemsize).view(dtype).reshape(shape)
 
 
+def tensor_raw(tensor: int) -> NDArray[np.uint8]:
+    """The bytes of a contiguous tensor on a host backend: its own memory, uint8 [n_bytes]."""
+    n_bytes = _check_placed(tensor)
+    return memory_at(tensor_struct(tensor).data or 0, n_bytes)
+
+
 def tensor_get(tensor: int, dtype: DTypeLike, shape: Sequence[int] | int) -> NDArray[Any]:
     """A copy of a contiguous tensor's data as an array of ``dtype`` and numpy ``shape`` (slowest axis first)."""
     nbytes = _check_placed(tensor)
@@ -204,6 +235,15 @@ def tensor_get(tensor: int, dtype: DTypeLike, shape: Sequence[int] | int) -> NDA
             f"({target.dtype}, numpy shape {target.shape})"
         )
     ggml_backend.ggml_backend_tensor_get(tensor, target.ctypes.data, 0, nbytes)
+    return target
+
+
+def tensor_bytes(tensor: int, offset: int, n_bytes: int) -> NDArray[np.uint8]:
+    """A copy of some bytes of a tensor."""
+    if offset < 0 or n_bytes < 0 or offset + n_bytes > _check_placed(tensor):
+        raise ValueError(f"expected bytes of the tensor {_label(tensor)}, asked for {n_bytes} at {offset}")
+    target = np.empty(n_bytes, np.uint8)
+    ggml_backend.ggml_backend_tensor_get(tensor, target.ctypes.data, offset, n_bytes)
     return target
 
 

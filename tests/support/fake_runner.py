@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from pyluce.engine.protocols import Logits
+from pyluce.engine.protocols import Logits, Row
 
 
 class FakeState:
@@ -60,6 +60,7 @@ class FakeRunner:
         self.live: list[FakeState] = []
         self.calls: list[tuple[str, int]] = []
         self.closed = False
+        self.logits_read = 0  # rows of `decode_rows` that asked for them
         self._script = script
         self._damage = damage
         self._guess = guess
@@ -110,6 +111,15 @@ class FakeRunner:
             state.tokens.append(token)
             logits.append(self._row(state.tokens))
         return np.stack(logits)
+
+    def decode_rows(self, rows: Sequence[tuple[FakeState, int]], wants_logits: Sequence[bool]) -> list[Row]:
+        logits = self.decode(rows)
+        self.logits_read += sum(wants_logits)
+        best = [int(row.argmax()) for row in logits]
+        return [
+            row if wants or not np.isfinite(row[token]) else token
+            for row, token, wants in zip(logits, best, wants_logits, strict=True)
+        ]
 
     def draft(self, requests: Sequence[tuple[FakeState, int, int]]) -> list[list[int]]:
         self._check()

@@ -1,0 +1,1 @@
+"""Routing counts, hot sets and the learner: no model, no native code."""
