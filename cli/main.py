@@ -17,6 +17,7 @@ from cli.hash import hash_command
 from cli.park import park, unpark
 from cli.plan import plan
 from cli.props import props
+from cli.rpc_server import rpc_server
 from cli.run import run
 from cli.top import top
 from pyluce import __version__
@@ -40,6 +41,7 @@ luce.add_command(unpark)
 luce.add_command(hash_command)
 luce.add_command(doctor)
 luce.add_command(plan)
+luce.add_command(rpc_server)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

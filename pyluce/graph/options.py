@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from pyluce.native.devices import parse_device
+from pyluce.placement.hot import HotSet
 from pyluce.state.layout import KV_TYPES, StateOptions
 from pyluce.state.store import cache_pages
 
@@ -20,7 +21,7 @@ CHUNK_UNIT: Final = 16
 
 FAULTS: Final = (
     "batch_variant", "cut_variant", "stale_conv", "stale_ple", "stale_ring", "tie_high", "nan_leak", "scan_order",
-    "thread_variant", "shared_page", "stale_ngram", "stale_hidden", "stale_mtp", "stream_norm",
+    "thread_variant", "shared_page", "stale_ngram", "stale_hidden", "stale_mtp", "stream_norm", "hot_slot",
 )  # fmt: skip
 
 
@@ -39,6 +40,8 @@ class RunnerOptions:
     cut at its multiples. repack: keep matrices in the CPU's own layout (a copy in memory, faster prefill). debug_fault
     plants a fault that tests must notice; None in every real run.
     mtp: use the model's draft head, or that of the file `draft_path`; its state is part of every sequence's.
+    expert_device: where the routed experts of the trunk are, "cpu", "cuda:N", "hip:N" or "rpc:HOST:PORT"; those of `hot_experts`, whose
+    picks row graphs compute on `device`, are on both. On devices of one kind no result depends on either.
     prefix_cache_bytes: what kept prompts may take, half of it pages that are allocated at once; 0 keeps nothing.
     """
 
@@ -54,12 +57,19 @@ class RunnerOptions:
     device: str = "cpu"
     mtp: bool = False
     draft_path: str | None = None
+    expert_device: str | None = None
+    hot_experts: HotSet | None = None
 
     def __post_init__(self) -> None:
         try:
             backend, _ = parse_device(self.device)
         except ValueError as error:
             raise ValueError(f"device: {error}") from None
+        if backend == "rpc":
+            raise ValueError(
+                f"device: expected cpu, cuda:N or hip:N (only an expert_device may be remote), found {self.device!r}"
+            )
+        self._check_experts(backend)
         if backend != "cpu" and self.n_threads != 1:
             raise ValueError(f"n_threads: expected 1 with the device {self.device}, found {self.n_threads}")
         self._between("n_ctx", self.n_ctx, 1, MAX_CTX - 1)
@@ -76,6 +86,23 @@ class RunnerOptions:
             raise ValueError(f"kv_type: expected one of {', '.join(KV_TYPES)}, found {self.kv_type!r}")
         if self.debug_fault is not None and self.debug_fault not in FAULTS:
             raise ValueError(f"debug_fault: expected one of {', '.join(FAULTS)}, found {self.debug_fault!r}")
+
+    def _check_experts(self, backend: str) -> None:
+        """What is asked of the expert device, as far as it shows without asking it."""
+        if self.expert_device is None:
+            if self.hot_experts is not None:
+                raise ValueError("hot_experts: expected with an expert_device only, found none")
+            return
+        try:
+            parse_device(self.expert_device)
+        except ValueError as error:
+            raise ValueError(f"expert_device: {error}") from None
+        if self.expert_device == self.device:
+            raise ValueError(f"expert_device: expected another device than {self.device}, found the same")
+        if backend == "cpu" and self.repack:
+            raise ValueError(
+                "repack: expected False with an expert_device: it has experts as they are in the file, and would give other bits"
+            )
 
     def state(self, hparams: HParams) -> StateOptions:
         """What these options ask of the state pool of a model."""

@@ -7,6 +7,7 @@ runner.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +20,7 @@ import numpy as np
 from pyluce.graph.ahead import Stretch
 from pyluce.graph.chunks import chunk_bounds, pad_rows, span_blocks
 from pyluce.graph.drafting import Drafter
+from pyluce.graph.experts import ExpertSide, LayerGraphs, Shape, check_expert_device
 from pyluce.graph.inputs import InputWriter
 from pyluce.graph.largest import largest_graphs
 from pyluce.graph.layers import TrunkWeights
@@ -35,8 +37,11 @@ from pyluce.native.ggml_backend import ggml_backend_buft_is_host
 from pyluce.native.luce import Fault, Phase
 from pyluce.native.measure import cpu_work_bytes
 from pyluce.native.thread import ThreadGuard
+from pyluce.placement.counts import RouteShape
+from pyluce.placement.hot import HotSet
 from pyluce.state import SequenceState, SnapshotStore, StatePool
 from pyluce.weights import HParams, PleTable, open_model, place_weights
+from pyluce.weights.experts import HotExperts, trunk_experts
 from pyluce.weights.model_file import Progress
 
 Want = Literal["none", "last", "all"]
@@ -61,6 +66,8 @@ class Closable(Protocol):
 
 C = TypeVar("C", bound=Closable)
 
+log = logging.getLogger(__name__)
+
 
 class TrunkRunner:
     """A loaded model with its state pool. Context manager; `close()` frees everything."""
@@ -77,6 +84,7 @@ class TrunkRunner:
         self._expected: Stretch | None = None
         self.before_compute: Callable[[], object] | None = None  # see `pyluce.engine.protocols.Launching`
         load_libraries(parse_device(self.options.device)[0])
+        self._experts: ExpertSide | None = None
         try:
             self._load(model_path, progress)
         except BaseException:
@@ -90,7 +98,19 @@ class TrunkRunner:
         self._backend = self._owned(Backend(o.device, o.n_threads))
         if o.mtp:
             self.model.attach_draft(embedding=not self._backend.is_cpu)
-        self._placed = self._owned(place_weights(self.model, self._backend, repack=o.repack, progress=progress))
+        leave = {info.name for info in trunk_experts(self.model)} if o.expert_device is not None else set()
+        if o.expert_device is not None:
+            check_expert_device(self.model, o.expert_device)
+        self._placed = self._owned(
+            place_weights(self.model, self._backend, repack=o.repack, leave=leave, progress=progress)
+        )
+        self._hot: HotExperts | None = None
+        if o.expert_device is not None:
+            hot = o.hot_experts or HotSet.empty(h.n_layer)
+            hot.check(RouteShape(h.n_layer, h.n_expert, h.n_expert_used))
+            self._hot = self._owned(HotExperts(self.model, self._backend, hot, one_off=fault == "hot_slot"))
+            self._placed.adopt(self._hot.tensors)
+            self._experts = ExpertSide(o.expert_device, self.model, progress)
         self._weights = self._owned(TrunkWeights(self.model, self._placed, self._backend))
         self._pool = self._owned(StatePool(self._backend, h, o.state(h)))
         self._pool.allocator.copy_on_write = fault != "shared_page"
@@ -283,6 +303,7 @@ class TrunkRunner:
 
     def _compute(self, phase: Phase, groups: list[tuple[SequenceState, list[int]]], n_out: int) -> StepGraph:
         """Start a step; the graph, whose results can be read until the next. `_commit` waits for its end."""
+        self._reconnect()
         n_rows = sum([len(tokens) for _, tokens in groups])
         for state, tokens in groups:
             state.begin_write(len(tokens), keeps_rows=phase is Phase.ROW)
@@ -317,8 +338,15 @@ class TrunkRunner:
             fault = self.options.debug_fault
             upstream = fault == ("batch_variant" if key.phase is Phase.ROW else "cut_variant")
             matmul_phase = Phase.UPSTREAM if upstream else key.phase
+            experts = self._layer_graphs(Shape(key.phase, key.n_rows, matmul_phase))
             graph = StepGraph(
-                key, self.hparams, self._weights, self._pool, _FAULTS.get(fault or "", Fault.NONE), matmul_phase
+                key,
+                self.hparams,
+                self._weights,
+                self._pool,
+                _FAULTS.get(fault or "", Fault.NONE),
+                matmul_phase,
+                experts,
             )
             if self._backend.is_cpu:
                 self._work_bytes = max(self._work_bytes, cpu_work_bytes(graph.graph, self.options.n_threads))
@@ -337,6 +365,8 @@ class TrunkRunner:
             self._allocator.alloc(graph.graph)
             if self._allocator.epoch != epoch:
                 self._drop_graphs(keep=key)
+            if self._experts is not None:
+                graph.join(self._backend, self._experts.backend)
         self._graphs.move_to_end(key)
         return graph
 
@@ -349,6 +379,50 @@ class TrunkRunner:
         graph = self._graphs.pop(key)
         self._inputs.forget(graph)
         graph.close()
+        if self._experts is not None and not any(
+            (other.phase, other.n_rows) == (key.phase, key.n_rows) for other in self._graphs
+        ):
+            self._experts.drop(key.phase, key.n_rows)
+
+    def _layer_graphs(self, shape: Shape) -> LayerGraphs | None:
+        """What the expert device computes in a step of this shape; graphs of other shapes go when its graph memory moves."""
+        if self._experts is None:
+            return None
+        epoch = self._experts.epoch
+        graphs = self._experts.graphs(shape)
+        if self._experts.epoch != epoch:
+            for key in [k for k in self._graphs if (k.phase, k.n_rows) != (shape.phase, shape.n_rows)]:
+                self._drop_graph(key)
+        return graphs
+
+    def replace_hot(self, layer: int, slot: int, expert: int) -> None:
+        """Between steps: put another expert into a slot of the hot ones on the device. Errors as of `HotSet.replaced`.
+
+        Results do not change, only where they are computed.
+        """
+        self._guard.check()
+        if self._hot is None:
+            raise ValueError("expected a runner with an expert_device, found one without")
+        self._backend.wait()
+        self._hot.replace(layer, slot, expert)
+
+    @property
+    def hot_experts(self) -> HotSet | None:
+        """The experts that are on the device as well; None without an expert device."""
+        return self._hot.hot if self._hot is not None else None
+
+    def _reconnect(self) -> None:
+        """Load the experts again when their device has gone since. Raises NativeError while it is not there."""
+        name = self.options.expert_device
+        if name is None or (self._experts is not None and not self._experts.backend.is_lost):
+            return
+        self._drop_graphs()
+        if self._experts is not None:
+            log.warning("the expert device %s has gone; connecting to it again", name)
+            self._experts.close()
+            self._experts = None
+        self._experts = ExpertSide(name, self.model, None)
+        log.warning("the expert device %s is there again", name)
 
     def poison_free_state(self) -> None:
         """Fill what no sequence holds with NaN (for tests)."""
@@ -373,6 +447,9 @@ class TrunkRunner:
     def close(self) -> None:
         """Free graphs, state, weights and files, in this order. Idempotent."""
         self._drop_graphs()
+        if self._experts is not None:
+            self._experts.close()
+            self._experts = None
         while self._closers:
             self._closers.pop().close()
 

@@ -12,6 +12,7 @@ from typing import Final
 from pyluce.graph import blocks, mtp
 from pyluce.graph.arrays import FEW_ROWS, GraphInputs, InputSpec
 from pyluce.graph.blocks import StepInputs
+from pyluce.graph.experts import LayerGraphs, SplitBuilder
 from pyluce.graph.layers import TrunkWeights
 from pyluce.graph.mtp import FillInputs
 from pyluce.graph.ops import GraphScope
@@ -19,6 +20,7 @@ from pyluce.native import ggml, luce
 from pyluce.native.backend import Backend
 from pyluce.native.ggml import GGMLType
 from pyluce.native.luce import Fault, Phase
+from pyluce.native.split import SplitGraph
 from pyluce.native.tensors import Graph, TensorArena
 from pyluce.state.pool import StatePool
 from pyluce.weights import HParams
@@ -45,8 +47,16 @@ class StepGraph:
     """
 
     def __init__(
-        self, key: GraphKey, hparams: HParams, weights: TrunkWeights, pool: StatePool, fault: Fault, matmul_phase: Phase
+        self,
+        key: GraphKey,
+        hparams: HParams,
+        weights: TrunkWeights,
+        pool: StatePool,
+        fault: Fault,
+        matmul_phase: Phase,
+        experts: LayerGraphs | None = None,
     ) -> None:
+        """`experts`: what an expert device computes; `join` is to be called when all have memory."""
         self.key = key
         n_nodes = NODES_PER_LAYER * hparams.n_layer + NODES_BESIDE
         self.arena = TensorArena.for_counts(n_nodes, n_nodes)
@@ -61,6 +71,8 @@ class StepGraph:
             self.inputs = StepInputs.of(self.tensors)
             self.fill = FillInputs.of(self.tensors) if weights.mtp is not None else None
             self.picks: list[int] = []
+            self._away = SplitBuilder(self.arena, experts.layers) if experts is not None else None
+            self._split: SplitGraph | None = None
             self.logits: int | None = None
             self.best: int | None = None
             self._build(scope, hparams, weights, pool)
@@ -103,7 +115,10 @@ class StepGraph:
                 raise ValueError(f"layer {i} has neither linear nor full attention weights")
             residual, xn = blocks.combine(g, h, residual, out, inject, layer.ffn_mix.norm, n)
             x, inject = blocks.mix(g, h, layer.ffn_mix, xn)
-            out, picked = blocks.moe(g, h, layer.moe, x, n)
+            if self._away is not None:
+                out, picked = self._away.moe(g, h, layer.moe, i, x, n)
+            else:
+                out, picked = blocks.moe(g, h, layer.moe, x, n)
             self.picks.append(picked)
             following = w.layers[i + 1].attn_mix.norm if i + 1 < h.n_layer else w.output_mix.norm
             residual, xn = blocks.combine(g, h, residual, out, inject, following, n)
@@ -124,10 +139,24 @@ class StepGraph:
             ggml.ggml_set_output(self.best)
             self.graph.expand(self.best)
 
+    def join(self, target: Backend, expert: Backend) -> None:
+        """Prepare the computation on two devices; the graphs have memory."""
+        if self._away is not None:
+            self._split = self._away.join(target, expert, self.graph)
+
     def start(self, backend: Backend) -> None:
         """Run once with the inputs that are set; `Backend.wait` waits for the end."""
-        backend.start(self.graph)
+        if self._split is not None:
+            self._split.start()
+        else:
+            backend.start(self.graph)
+
+    def link_bytes(self) -> tuple[int, int]:
+        """Bytes that a step sends to the expert device, and gets from it."""
+        return self._split.n_bytes() if self._split is not None else (0, 0)
 
     def close(self) -> None:
         """Free the graph. Idempotent."""
+        if self._split is not None:
+            self._split.close()
         self.arena.close()

@@ -187,7 +187,8 @@ GGML_API struct ggml_luce_split * ggml_luce_split_new(ggml_backend_t target, ggm
 GGML_API bool ggml_luce_split_add(
         struct ggml_luce_split * split, int send_at, int receive_at, struct ggml_cgraph * layer, int n_send,
         struct ggml_tensor * const * from, struct ggml_tensor * const * to, struct ggml_tensor * result, struct ggml_tensor * into);
-// GGML_STATUS_FAILED when the expert device has gone; both devices are idle when it returns, whatever it returns
+// As ggml_backend_graph_compute_async of the target: when that is idle, the expert device is. GGML_STATUS_FAILED when the expert device
+// has gone; after a failure both are idle
 GGML_API enum ggml_status ggml_luce_split_compute(struct ggml_luce_split * split);
 // bytes that a computation sends to the expert device, and gets from it
 GGML_API void ggml_luce_split_bytes(const struct ggml_luce_split * split, int64_t * sent, int64_t * received);

@@ -193,8 +193,8 @@ enum ggml_status ggml_luce_split_compute(struct ggml_luce_split * split) {
     if (status == GGML_STATUS_SUCCESS) {
         status = compute(split->target, &split->rest);
     }
-    ggml_backend_synchronize(split->target);
     if (status != GGML_STATUS_SUCCESS) {
+        ggml_backend_synchronize(split->target);
         ggml_backend_synchronize(split->expert);
     }
     return status;
