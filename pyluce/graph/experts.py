@@ -15,14 +15,13 @@ from pyluce.graph.ops import GraphScope
 from pyluce.graph.options import default_threads
 from pyluce.native import ggml, luce
 from pyluce.native.backend import Backend, GraphAllocator
-from pyluce.native.devices import device_memory
 from pyluce.native.errors import NativeError
 from pyluce.native.ggml import GGMLType
 from pyluce.native.luce import Phase
 from pyluce.native.split import Away, SplitGraph
 from pyluce.native.tensors import Graph, TensorArena
 from pyluce.weights import HParams, ModelFile, Progress
-from pyluce.weights.experts import ExpertWeights, trunk_experts
+from pyluce.weights.experts import ExpertWeights
 
 LAYER_NODES: Final = 16
 
@@ -149,16 +148,6 @@ class ExpertSide:
         if hasattr(self, "weights"):
             self.weights.close()
         self.backend.close()
-
-
-def check_expert_device(model: ModelFile, name: str) -> None:
-    """Raise NativeError unless the device is there and has room for the routed experts; nothing is loaded."""
-    needed = sum(info.nbytes for info in trunk_experts(model))
-    free, total = device_memory(name)
-    if free < needed:
-        raise NativeError(
-            f"expert_device: expected {needed >> 20} MiB free on {name} for the routed experts, found {free >> 20} of {total >> 20} MiB"
-        )
 
 
 class SplitBuilder:

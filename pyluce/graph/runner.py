@@ -7,7 +7,6 @@ runner.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +19,7 @@ import numpy as np
 from pyluce.graph.ahead import Stretch
 from pyluce.graph.chunks import chunk_bounds, pad_rows, span_blocks
 from pyluce.graph.drafting import Drafter
-from pyluce.graph.experts import ExpertSide, LayerGraphs, Shape, check_expert_device
+from pyluce.graph.experts import LayerGraphs, Shape
 from pyluce.graph.inputs import InputWriter
 from pyluce.graph.largest import largest_graphs
 from pyluce.graph.layers import TrunkWeights
@@ -30,6 +29,7 @@ from pyluce.graph.report import device_report, host_bytes, snapshot_report, weig
 from pyluce.graph.results import Logits, ResultReader, Row
 from pyluce.graph.staging import Staging
 from pyluce.graph.trunk import GraphKey, StepGraph
+from pyluce.graph.two_devices import SplitExperts, check_expert_device
 from pyluce.native import load_libraries
 from pyluce.native.backend import Backend, GraphAllocator
 from pyluce.native.devices import parse_device
@@ -37,11 +37,10 @@ from pyluce.native.ggml_backend import ggml_backend_buft_is_host
 from pyluce.native.luce import Fault, Phase
 from pyluce.native.measure import cpu_work_bytes
 from pyluce.native.thread import ThreadGuard
-from pyluce.placement.counts import RouteShape
 from pyluce.placement.hot import HotSet
 from pyluce.state import SequenceState, SnapshotStore, StatePool
 from pyluce.weights import HParams, PleTable, open_model, place_weights
-from pyluce.weights.experts import HotExperts, trunk_experts
+from pyluce.weights.experts import trunk_experts
 from pyluce.weights.model_file import Progress
 
 Want = Literal["none", "last", "all"]
@@ -66,8 +65,6 @@ class Closable(Protocol):
 
 C = TypeVar("C", bound=Closable)
 
-log = logging.getLogger(__name__)
-
 
 class TrunkRunner:
     """A loaded model with its state pool. Context manager; `close()` frees everything."""
@@ -84,7 +81,7 @@ class TrunkRunner:
         self._expected: Stretch | None = None
         self.before_compute: Callable[[], object] | None = None  # see `pyluce.engine.protocols.Launching`
         load_libraries(parse_device(self.options.device)[0])
-        self._experts: ExpertSide | None = None
+        self._experts: SplitExperts | None = None
         try:
             self._load(model_path, progress)
         except BaseException:
@@ -98,19 +95,19 @@ class TrunkRunner:
         self._backend = self._owned(Backend(o.device, o.n_threads))
         if o.mtp:
             self.model.attach_draft(embedding=not self._backend.is_cpu)
-        leave = {info.name for info in trunk_experts(self.model)} if o.expert_device is not None else set()
+        leave: set[str] = set()
         if o.expert_device is not None:
             check_expert_device(self.model, o.expert_device)
+            leave = {info.name for info in trunk_experts(self.model)}
         self._placed = self._owned(
             place_weights(self.model, self._backend, repack=o.repack, leave=leave, progress=progress)
         )
-        self._hot: HotExperts | None = None
         if o.expert_device is not None:
-            hot = o.hot_experts or HotSet.empty(h.n_layer)
-            hot.check(RouteShape(h.n_layer, h.n_expert, h.n_expert_used))
-            self._hot = self._owned(HotExperts(self.model, self._backend, hot, one_off=fault == "hot_slot"))
-            self._placed.adopt(self._hot.tensors)
-            self._experts = ExpertSide(o.expert_device, self.model, progress)
+            one_off = fault == "hot_slot"
+            self._experts = self._owned(
+                SplitExperts(o.expert_device, self.model, self._backend, o.hot_experts, progress, one_off=one_off)
+            )
+            self._placed.adopt(self._experts.hot.tensors)
         self._weights = self._owned(TrunkWeights(self.model, self._placed, self._backend))
         self._pool = self._owned(StatePool(self._backend, h, o.state(h)))
         self._pool.allocator.copy_on_write = fault != "shared_page"
@@ -366,7 +363,7 @@ class TrunkRunner:
             if self._allocator.epoch != epoch:
                 self._drop_graphs(keep=key)
             if self._experts is not None:
-                graph.join(self._backend, self._experts.backend)
+                graph.join(self._backend, self._experts.side.backend)
         self._graphs.move_to_end(key)
         return graph
 
@@ -385,44 +382,36 @@ class TrunkRunner:
             self._experts.drop(key.phase, key.n_rows)
 
     def _layer_graphs(self, shape: Shape) -> LayerGraphs | None:
-        """What the expert device computes in a step of this shape; graphs of other shapes go when its graph memory moves."""
+        """What the expert device computes in a step of this shape."""
         if self._experts is None:
             return None
-        epoch = self._experts.epoch
-        graphs = self._experts.graphs(shape)
-        if self._experts.epoch != epoch:
+        graphs, moved = self._experts.layer_graphs(shape)
+        if moved:
             for key in [k for k in self._graphs if (k.phase, k.n_rows) != (shape.phase, shape.n_rows)]:
                 self._drop_graph(key)
         return graphs
 
-    def replace_hot(self, layer: int, slot: int, expert: int) -> None:
-        """Between steps: put another expert into a slot of the hot ones on the device. Errors as of `HotSet.replaced`.
-
-        Results do not change, only where they are computed.
-        """
-        self._guard.check()
-        if self._hot is None:
-            raise ValueError("expected a runner with an expert_device, found one without")
-        self._backend.wait()
-        self._hot.replace(layer, slot, expert)
+    def _reconnect(self) -> None:
+        """Find an expert device that has gone. Raises NativeError while it is not there."""
+        if self._experts is not None and self._experts.lost:
+            self._drop_graphs()
+            self._experts.reconnect()
 
     @property
     def hot_experts(self) -> HotSet | None:
         """The experts that are on the device as well; None without an expert device."""
-        return self._hot.hot if self._hot is not None else None
+        return self._experts.hot.hot if self._experts is not None else None
 
-    def _reconnect(self) -> None:
-        """Load the experts again when their device has gone since. Raises NativeError while it is not there."""
-        name = self.options.expert_device
-        if name is None or (self._experts is not None and not self._experts.backend.is_lost):
-            return
-        self._drop_graphs()
-        if self._experts is not None:
-            log.warning("the expert device %s has gone; connecting to it again", name)
-            self._experts.close()
-            self._experts = None
-        self._experts = ExpertSide(name, self.model, None)
-        log.warning("the expert device %s is there again", name)
+    def replace_hot(self, layer: int, slot: int, expert: int) -> None:
+        """Between steps: put another expert into a slot of the hot ones. Results do not change, only where they are computed.
+
+        Errors as of `HotSet.replaced`.
+        """
+        self._guard.check()
+        if self._experts is None:
+            raise ValueError("expected a runner with an expert_device, found one without")
+        self._backend.wait()
+        self._experts.hot.replace(layer, slot, expert)
 
     def poison_free_state(self) -> None:
         """Fill what no sequence holds with NaN (for tests)."""
@@ -440,6 +429,7 @@ class TrunkRunner:
             "host_bytes": host_bytes(self._inputs, self._results, self._drafter, self._pool),
             "device": device_report(self._backend),
             "graphs": len(self._graphs),
+            "experts": self._experts.report() if self._experts is not None else None,
             "draft": self._drafter.report() if self._drafter is not None else None,
             "ple_rows_read": self._ple.rows_read if self._ple is not None else 0,
         }
@@ -447,9 +437,6 @@ class TrunkRunner:
     def close(self) -> None:
         """Free graphs, state, weights and files, in this order. Idempotent."""
         self._drop_graphs()
-        if self._experts is not None:
-            self._experts.close()
-            self._experts = None
         while self._closers:
             self._closers.pop().close()
 

@@ -1,0 +1,114 @@
+"""The routed experts of a runner with an expert device: all of them there, the hot ones on the target as well."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from pyluce.graph.experts import ExpertSide, LayerGraphs, Shape
+from pyluce.native.backend import Backend
+from pyluce.native.devices import device_memory
+from pyluce.native.errors import NativeError
+from pyluce.native.luce import Phase
+from pyluce.placement.counts import RouteShape
+from pyluce.placement.hot import HotSet
+from pyluce.weights import ModelFile, Progress
+from pyluce.weights.experts import HotExperts, trunk_experts
+
+log = logging.getLogger(__name__)
+
+
+def check_expert_device(model: ModelFile, name: str) -> None:
+    """Raise NativeError unless the device is there and has room for the routed experts; nothing is loaded."""
+    needed = sum(info.nbytes for info in trunk_experts(model))
+    free, total = device_memory(name)
+    if free < needed:
+        raise NativeError(
+            f"expert_device: expected {needed >> 20} MiB free on {name} for the routed experts, found {free >> 20} of {total >> 20} MiB"
+        )
+
+
+class SplitExperts:
+    """Owns the expert device's side and the hot experts; the target's graphs are the runner's."""
+
+    def __init__(
+        self,
+        name: str,
+        model: ModelFile,
+        target: Backend,
+        hot: HotSet | None,
+        progress: Progress | None,
+        *,
+        one_off: bool,
+    ) -> None:
+        """`one_off`: see `HotExperts`. Raises NativeError, ModelError, or ValueError for a hot set that does not fit the model."""
+        h = model.hparams
+        self._name = name
+        self._model = model
+        self._side: ExpertSide | None = None
+        hot = hot or HotSet.empty(h.n_layer)
+        hot.check(RouteShape(h.n_layer, h.n_expert, h.n_expert_used))
+        self.hot = HotExperts(model, target, hot, one_off=one_off)
+        try:
+            self._side = ExpertSide(name, model, progress)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def lost(self) -> bool:
+        """The expert device has gone; `reconnect` looks for it."""
+        return self._side is None or self._side.backend.is_lost
+
+    @property
+    def side(self) -> ExpertSide:
+        """The expert device's side."""
+        if self._side is None:
+            raise NativeError(f"the expert device {self._name} has gone")
+        return self._side
+
+    def reconnect(self) -> None:
+        """Load the experts anew: no graph of before may be used any more. Raises NativeError while the device is not there."""
+        if self._side is not None:
+            log.warning("the expert device %s has gone; connecting to it again", self._name)
+            self._side.close()
+            self._side = None
+        check_expert_device(self._model, self._name)
+        self._side = ExpertSide(self._name, self._model, None)
+        log.warning("the expert device %s is there again", self._name)
+
+    def layer_graphs(self, shape: Shape) -> tuple[LayerGraphs, bool]:
+        """What the expert device computes in a step of this shape; True: the graphs of all other shapes are void."""
+        epoch = self.side.epoch
+        graphs = self.side.graphs(shape)
+        return graphs, self.side.epoch != epoch
+
+    def drop(self, phase: Phase, n_rows: int) -> None:
+        """Nothing of this shape is used any more."""
+        if self._side is not None:
+            self._side.drop(phase, n_rows)
+
+    def report(self) -> dict[str, Any]:
+        """Bytes on both devices; `lost`: the expert device has gone."""
+        found: dict[str, Any] = {
+            "device": self._name,
+            "lost": self.lost,
+            "hot_experts": self.hot.hot.n_hot,
+            "hot_bytes": self.hot.n_bytes,
+        }
+        if not self.lost:
+            free, total = device_memory(self._name)
+            found |= {
+                "bytes": self.side.weights.n_bytes,
+                "graph_bytes": self.side.graph_bytes,
+                "free": free,
+                "total": total,
+            }
+        return found
+
+    def close(self) -> None:
+        """Free both sides. Idempotent."""
+        if self._side is not None:
+            self._side.close()
+            self._side = None
+        self.hot.close()
