@@ -39,6 +39,7 @@ class ServeFlags:
     cache_dir_mib: int | None
     park_after: float | None
     unpark_on_request: bool
+    park_reset: str
     given: tuple[str, ...]
 
 
@@ -67,6 +68,8 @@ _FLAGS = (
                  show_envvar=True, help="Serve: release the model's memory when nothing was to do for so long."),
     click.option("--unpark-on-request", is_flag=True, envvar="LUCE_UNPARK_ON_REQUEST", show_envvar=True,
                  help="Serve: a request loads a parked model again, instead of being refused."),
+    click.option("--park-reset", type=click.Choice(("auto", "on", "off")), default="auto", show_default=True, envvar="LUCE_PARK_RESET",
+                 show_envvar=True, help="Serve: a park destroys the GPU's context too, so that all its memory is free; auto: with cuda."),
 )  # fmt: skip
 
 _NAMES = tuple(name for name in ServeFlags.__dataclass_fields__ if name != "given")
@@ -113,6 +116,8 @@ def serve_model(engine: EngineFlags, flags: ServeFlags, sampling: SamplingParams
             cache_dir_mib=flags.cache_dir_mib,
             park_after=flags.park_after,
             unpark_on_request=flags.unpark_on_request,
+            park_reset=flags.park_reset == "on"
+            or (flags.park_reset == "auto" and engine.load.device.startswith("cuda")),
         )
         settings = ServerSettings(
             host=flags.host,

@@ -14,7 +14,10 @@ from pyluce.engine import ParkError, Runner
 from pyluce.engine.protocols import PrefixStore
 from pyluce.graph import RunnerOptions, TrunkRunner
 from pyluce.identity import state_identity
+from pyluce.native.devices import parse_device
+from pyluce.native.errors import NativeError
 from pyluce.native.heap import trim_heap
+from pyluce.native.reset import reset_device
 from pyluce.options import DEFAULT_CACHE_DIR_MIB, LoadOptions, OptionError
 from pyluce.state import SequenceState
 from pyluce.state.disk_cache import DiskCache
@@ -50,7 +53,7 @@ def keep_model(runner: TrunkRunner, lock: FolderLock | None, options: LoadOption
         disk = None
         if lock is not None:
             disk = DiskCache(lock, (options.cache_dir_mib or DEFAULT_CACHE_DIR_MIB) << 20, identify(runner))
-        return ModelKeeper(runner, disk, load, identify)
+        return ModelKeeper(runner, disk, load, identify, reset=options.park_reset)
     except BaseException as error:
         runner.close()
         if isinstance(error, CacheDirError):
@@ -80,21 +83,32 @@ class ModelKeeper:
         disk: DiskCache | None,
         load: Load,
         identify: Callable[[TrunkRunner], dict[str, str]],
+        *,
+        reset: bool = False,
     ) -> None:
-        """Take over runner and folder. `load` makes a runner whose context and chunks are those of the given options."""
+        """Take over runner and folder. `load` makes a runner whose context and chunks are those of the given options.
+
+        `reset`: a park resets the GPU too (`LoadOptions.park_reset`).
+        """
         self._identify = identify
         self._identity = identify(runner)
         self._runner: TrunkRunner | None = runner
         self._options = runner.options
         self._disk = disk
         self._load = load
+        self._reset = reset
+        self._left: list[dict[str, str | None]] = []
         self.warnings = disk.warnings if disk is not None else []
         if disk is not None:
             runner.store.attach(disk)
 
     def memory_report(self) -> dict[str, object]:
         """Bytes by place, from the buffers that exist."""
-        return self._runner.memory_report() if self._runner is not None else {}
+        return self._runner.memory_report() if self._runner is not None else self.left()
+
+    def left(self) -> dict[str, object]:
+        """While parked: for each GPU whether the driver's context was `released` or `kept`, and why; empty on the CPU."""
+        return {"parked_devices": self._left} if self._left else {}
 
     def park(self, live: Mapping[int, SequenceState], discard: bool) -> Mapping[int, Any]:
         """See `ParkableModel.park`."""
@@ -138,9 +152,10 @@ class ModelKeeper:
         return self._runner, self._runner.store
 
     def trim(self) -> None:
-        """Free what Python and the C library hold on to, now that nobody knows the runner any more."""
+        """Free what Python, the C library and the GPU's driver hold on to, now that nobody knows the runner any more."""
         gc.collect()
         trim_heap()
+        self._left = [self._give_back(name) for name in (self._options.device,) if parse_device(name)[0] != "cpu"]
 
     def resume(self, stand_in: Any) -> SequenceState:
         """See `ParkableModel.resume`."""
@@ -190,6 +205,17 @@ class ModelKeeper:
         path = self._disk.folder / f"{number}{LIVE_SUFFIX}"
         runner.store.write_live(state, path, self._disk.identity)
         return Sleeper(state.length, path)
+
+    def _give_back(self, device: str) -> dict[str, str | None]:
+        """Reset a GPU, if that was asked for; what became of its context."""
+        if not self._reset:
+            return {"name": device, "context": "kept", "why": "park_reset is off"}
+        try:
+            reset_device(device)
+        except NativeError as error:
+            log.warning("parked, but the driver keeps memory of this process: %s", error)
+            return {"name": device, "context": "kept", "why": str(error)}
+        return {"name": device, "context": "released", "why": None}
 
     def _release(self) -> None:
         runner, self._runner = self._runner, None

@@ -51,6 +51,8 @@ class LoadOptions:
     * cache_dir_mib: size of the files in it at most; None is 8192.
     * park_after: release the model's memory when nothing was to do for so many seconds; None: never by itself.
     * unpark_on_request: a request loads a parked model again, instead of being refused.
+    * park_reset: parking destroys this process's context on the GPU too, which otherwise keeps some of its memory. Only where no
+      other library of the process uses that GPU: what that has there would be lost.
 
     Raises OptionError naming the option.
     """
@@ -70,6 +72,7 @@ class LoadOptions:
     cache_dir_mib: int | None = None
     park_after: float | None = None
     unpark_on_request: bool = False
+    park_reset: bool = False
     device: str = "cpu"
     spec: tuple[str, ...] | None = None
     verify_width: int = 0
@@ -106,6 +109,8 @@ class LoadOptions:
                 raise OptionError(
                     "park_after: expected a cache_dir, where the prefix cache is kept meanwhile (or prefix_cache_mib 0), found none"
                 )
+        if self.park_reset and self.device == "cpu":
+            raise OptionError("park_reset: expected a GPU as device, found cpu")
         _check_integer("max_queue", self.max_queue, 0, MAX_QUEUE)
         if isinstance(self.prefill_share, bool) or not isinstance(self.prefill_share, (int, float)):
             raise OptionError(f"prefill_share: expected a number, found {type(self.prefill_share).__name__}")

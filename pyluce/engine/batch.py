@@ -288,7 +288,7 @@ class BatchCore(Generic[S]):
         runner = self.resources.runner
         self._at_launch = isinstance(runner, Launching)
         if isinstance(runner, Launching):
-            runner.before_compute = self._deliver
+            runner.on_launch = self._deliver
 
     # requests come and go
 

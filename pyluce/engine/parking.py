@@ -42,6 +42,9 @@ class ParkableModel(Protocol[S]):
     def trim(self) -> None:
         """Called after `park`, when nothing refers to the runner any more."""
 
+    def left(self) -> Mapping[str, object]:
+        """What is still taken while parked, for the memory report."""
+
     def unpark(self, progress: Progress) -> tuple[Runner[S], PrefixStore[S]]:
         """Load again. Whatever it raises, nothing is left allocated."""
 
@@ -63,12 +66,13 @@ class NoModel:
     n_free_slots = 0
     graphs_built = 0
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, left: Callable[[], Mapping[str, object]]) -> None:
         self.vocab_size = vocab_size
+        self._left = left
 
     def memory_report(self) -> dict[str, object]:
-        """Nothing is allocated."""
-        return {}
+        """Nothing of the model is allocated."""
+        return dict(self._left())
 
     def close(self) -> None:
         """Nothing is held."""
@@ -214,9 +218,10 @@ class ParkingCore(Generic[S]):
             return False
         self.core.pause()
         stand_ins = self._model.park(self.core.running(), discard)
-        nothing = NoModel(self.core.resources.runner.vocab_size)
+        nothing = NoModel(self.core.resources.runner.vocab_size, self._model.left)
         self.core.exchange(nothing, nothing, stand_ins)
         self._model.trim()
+        self.core.exchange(nothing, nothing, {})  # publishes what is left
         self._since = self._beat_at = self._clock()
         self._why = why
         log.info("parked: %s", why)

@@ -77,10 +77,10 @@ class Runner(Protocol[S]):
 
 @runtime_checkable
 class Launching(Protocol):
-    """A runner that says when its device is about to compute."""
+    """A runner that says when its device computes."""
 
-    before_compute: Callable[[], object] | None
-    """Called in each step once its inputs are written, right before the device computes."""
+    on_launch: Callable[[], object] | None
+    """Called once in each step: as soon as a device computes that does so by itself, right before one that is this thread's own."""
 
 
 @runtime_checkable

@@ -5,7 +5,9 @@ On a host backend the inputs are written in place (numpy views of the tensors' m
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from struct import pack_into
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +23,15 @@ from pyluce.native.errors import NativeError
 from pyluce.native.luce import Phase, ggml_luce_dequantize_rows
 from pyluce.state import SequenceState, StatePool
 from pyluce.state.pages import PAGE_TOKENS
-from pyluce.weights import GatherCounts, ModelFile, PleTable, ple_row_ids, ple_window_row_ids
+from pyluce.weights import (
+    FEW_TOKENS,
+    GatherCounts,
+    ModelFile,
+    PleTable,
+    ple_few_row_ids,
+    ple_row_ids,
+    ple_window_row_ids,
+)
 
 
 class StepArrays(InputArrays):
@@ -38,6 +48,8 @@ class StepArrays(InputArrays):
         out_rows = self.maybe("out_rows", np.int32)
         self.out_rows = None if out_rows is None else out_rows[0]
         self.fill = FillArrays.of(self) if graph.fill is not None else None
+        self.embd_address = self.embd.ctypes.data
+        self.ple_address = 0 if self.ple is None else self.ple.ctypes.data
 
 
 class InputWriter:
@@ -59,6 +71,7 @@ class InputWriter:
         self._rope = RopeTable(h.rope_dim, h.rope_freq_base)
         self._embedding = model.tensors["token_embd.weight"]
         self._embedding_address = model.address(self._embedding)
+        self._embedding_row_bytes = self._embedding.row_bytes
         self._buffers: dict[StepGraph, list[StepArrays | None]] = {}
         self._stale: dict[int, list[int]] | None = {} if fault == "stale_ngram" else None
         self._n_back = h.ple.ngram_size - 1 if h.ple is not None else 0
@@ -122,7 +135,7 @@ class InputWriter:
         if len(into.rows) > n_rows:
             self._pad(into, n_rows)
         if not ready:
-            self._embed(into.embd, [token for _, tokens in groups for token in tokens])
+            self._embed(into.embd_address, [token for _, tokens in groups for token in tokens])
         if into.out_rows is not None:
             into.out_rows[:] = n_rows - 1
             into.out_rows[:n_out] = np.arange(n_rows - n_out, n_rows)
@@ -155,7 +168,7 @@ class InputWriter:
             width = h.ple.n_heads * h.ple.head_dim
             ple = self._staging.array(block, aligned(embd.nbytes), (stretch.n_rows, width), np.float32)
             counts = self._ple.gather_into(ple_row_ids(h.ple, stretch.tokens, stretch.before), ple[:n])
-        self._embed(embd, list(stretch.tokens))
+        self._embed(embd.ctypes.data, list(stretch.tokens))
         self._rope.warm(stretch.first, n)
         return counts
 
@@ -173,29 +186,31 @@ class InputWriter:
     def _write_few(self, into: StepArrays, groups: list[Group], ready: bool) -> None:
         """All rows of a step together."""
         h, n_back = self._hparams, 0 if ready else self._n_back
-        slots: list[int] = []
+        rows: list[int] = []
         positions: list[int] = []
         cells: list[int] = []
         windows: list[list[int]] = []
         for state, tokens in groups:
             slot, first, pages = state.slot, state.length, state.pages
             for position in range(first, first + len(tokens)):
-                slots.append(slot)
+                rows += (slot, position, 0, 0)
                 positions.append(position)
                 cells.append(pages[position // PAGE_TOKENS] * PAGE_TOKENS + position % PAGE_TOKENS)
             if n_back:
                 before = self._previous(state, tokens)[-n_back:]
                 seen = [-1] * (n_back - len(before)) + before + tokens
                 windows += [seen[i : i + n_back + 1] for i in range(len(tokens))]
-        n, ratio = len(slots), h.compress_ratio
-        into.rows[:n, 0] = slots
-        into.rows[:n, 1] = positions
-        into.rows[:n, 2:] = 0
-        into.cells[:n] = cells
+        ratio = h.compress_ratio
+        pack_into(f"{len(rows)}i", into.rows.data, 0, *rows)
+        pack_into(f"{len(cells)}q", into.cells.data, 0, *cells)
         self._rope.fill_at(into.rope, positions)
         self._rope.fill_at(into.block_rope, [position // ratio * ratio for position in positions])
-        if into.ple is not None and h.ple is not None and not ready:
-            self._gather(ple_window_row_ids(h.ple, windows), into.ple[:n])
+        if h.ple is not None and self._ple is not None and not ready:
+            if len(windows) <= FEW_TOKENS:
+                counts = self._ple.gather_few(ple_few_row_ids(h.ple, windows), into.ple_address)
+                self._ple.count(counts)
+            elif into.ple is not None:
+                self._gather(ple_window_row_ids(h.ple, windows), into.ple[: len(windows)])
 
     def _write_group(self, into: StepArrays, at: int, state: SequenceState, tokens: list[int], ready: bool) -> None:
         """The rows from `at` on: a stretch of one sequence."""
@@ -225,22 +240,21 @@ class InputWriter:
         """Rows that belong to no sequence: slot -1, zero inputs, the scratch cell."""
         into.rows[n_rows:] = (-1, 0, 0, 0)
         into.cells[n_rows:] = self._pool.scratch_cell
-        for array in (into.rope, into.block_rope, into.embd, into.ple):
-            if array is not None:
-                array[n_rows:] = 0.0
+        for values in (into.rope, into.block_rope, into.embd, into.ple):
+            if values is not None:
+                values[n_rows:] = 0.0
 
-    def _embed(self, out: npt.NDArray[np.float32], tokens: list[int]) -> None:
-        """The first rows of `out` [T, n_embd]: embedding rows of the tokens, widened to F32."""
+    def _embed(self, address: int, tokens: list[int]) -> None:
+        """Embedding rows of the tokens, widened to F32 [T, n_embd] at an address."""
         info = self._embedding
-        ids = np.asarray(tokens, np.int64)
-        row_bytes = info.nbytes // info.ne[1]
+        ids = array("q", tokens)
         if not ggml_luce_dequantize_rows(
             info.type_id,
             self._embedding_address,
-            row_bytes,
-            ids.ctypes.data,
+            self._embedding_row_bytes,
+            ids.buffer_info()[0],
             len(tokens),
             info.ne[0],
-            out.ctypes.data,
+            address,
         ):
             raise NativeError(f"token_embd.weight: type {info.type_id} cannot be widened to F32")

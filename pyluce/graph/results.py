@@ -39,7 +39,7 @@ class ResultReader:
 
     def logits(self, graph: StepGraph, first: int, count: int) -> Logits:
         """Rows of logits [count, n_vocab]."""
-        return self._fetch([_rows(graph, first, count)])[0].view(np.float32).reshape(count, -1).copy()
+        return self._fetch(graph, [_rows(graph, first, count)])[0].view(np.float32).reshape(count, -1).copy()
 
     def rows(self, graph: StepGraph, wants_logits: Sequence[bool]) -> list[Row]:
         """Of each row of a row graph its logits [n_vocab], or its best token where they are not wanted and there is one."""
@@ -48,20 +48,25 @@ class ResultReader:
             return list(self.logits(graph, 0, n))
         wanted = [i for i in range(n) if wants_logits[i]]
         assert graph.best is not None
-        found = self._fetch([(graph.best, 0, 4 * n), *(_rows(graph, i, 1) for i in wanted)])
-        rows: list[Row] = found[0].view(np.int32).tolist()
+        found = self._fetch(graph, [(graph.best, 0, 4 * n), *(_rows(graph, i, 1) for i in wanted)])
+        best: list[int] = found[0].view(np.int32).tolist()
+        rows: list[Row] = list(best)
         for i, raw in zip(wanted, found[1:], strict=True):
             rows[i] = raw.view(np.float32).copy()
-        for i, row in enumerate(rows):
-            if isinstance(row, int) and row < 0:
-                rows[i] = self.logits(graph, i, 1)[0]
+        if min(best) < 0:
+            for i in range(n):
+                if best[i] < 0 and not wants_logits[i]:
+                    rows[i] = self.logits(graph, i, 1)[0]
         return rows
 
-    def _fetch(self, parts: Sequence[Part]) -> list[npt.NDArray[np.uint8]]:
+    def _fetch(self, graph: StepGraph, parts: Sequence[Part]) -> list[npt.NDArray[np.uint8]]:
         """Bytes of results, good until the next call or the next step."""
         if self._on_host:
             self._backend.wait()
-            return [tensor_raw(tensor)[first : first + size] for tensor, first, size in parts]
+            for tensor, _, _ in parts:
+                if tensor not in graph.memory:
+                    graph.memory[tensor] = tensor_raw(tensor)
+            return [graph.memory[tensor][first : first + size] for tensor, first, size in parts]
         if sum(size for _, _, size in parts) > PINNED_BYTES:
             self._backend.wait()
             return [tensor_bytes(tensor, first, size) for tensor, first, size in parts]

@@ -8,7 +8,6 @@ runner.
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -19,23 +18,23 @@ import numpy as np
 from pyluce.graph.ahead import Stretch
 from pyluce.graph.chunks import chunk_bounds, pad_rows, span_blocks
 from pyluce.graph.drafting import Drafter
-from pyluce.graph.experts import LayerGraphs, Shape
 from pyluce.graph.inputs import InputWriter
 from pyluce.graph.largest import largest_graphs
 from pyluce.graph.layers import TrunkWeights
 from pyluce.graph.mtp_inputs import DraftWriter
 from pyluce.graph.options import RunnerOptions
+from pyluce.graph.picks import RouteSink, read_picks
 from pyluce.graph.report import device_report, host_bytes, snapshot_report, weights_report
 from pyluce.graph.results import Logits, ResultReader, Row
+from pyluce.graph.retained import FAULTS, RetainedGraphs
 from pyluce.graph.staging import Staging
 from pyluce.graph.trunk import GraphKey, StepGraph
 from pyluce.graph.two_devices import SplitExperts, check_expert_device
 from pyluce.native import load_libraries
-from pyluce.native.backend import Backend, GraphAllocator
+from pyluce.native.backend import Backend
 from pyluce.native.devices import parse_device
 from pyluce.native.ggml_backend import ggml_backend_buft_is_host
 from pyluce.native.luce import Fault, Phase
-from pyluce.native.measure import cpu_work_bytes
 from pyluce.native.thread import ThreadGuard
 from pyluce.placement.hot import HotSet
 from pyluce.state import SequenceState, SnapshotStore, StatePool
@@ -45,15 +44,7 @@ from pyluce.weights.model_file import Progress
 
 Want = Literal["none", "last", "all"]
 
-RETAINED_GRAPHS: Final = 32
 MAX_BEFORE: Final = 64  # tokens before a chunk, more than any n-gram hash reads
-
-_FAULTS = {
-    "nan_leak": Fault.NAN_LEAK,
-    "tie_high": Fault.TIE_HIGH,
-    "scan_order": Fault.SCAN_ORDER,
-    "thread_variant": Fault.THREADS,
-}
 
 
 class Closable(Protocol):
@@ -70,16 +61,19 @@ class TrunkRunner:
     """A loaded model with its state pool. Context manager; `close()` frees everything."""
 
     def __init__(
-        self, model_path: str | os.PathLike[str], options: RunnerOptions | None = None, progress: Progress | None = None
+        self,
+        model_path: str | os.PathLike[str],
+        options: RunnerOptions | None = None,
+        progress: Progress | None = None,
+        routes: RouteSink | None = None,
     ) -> None:
+        """`routes`: counts the experts that each computed row picks."""
         self.options = options or RunnerOptions()
+        self._routes = routes
         self._guard = ThreadGuard("TrunkRunner")
-        self._graphs: OrderedDict[GraphKey, StepGraph] = OrderedDict()
         self._closers: list[Closable] = []
-        self._work_bytes = 0
-        self._n_built = 0
         self._expected: Stretch | None = None
-        self.before_compute: Callable[[], object] | None = None  # see `pyluce.engine.protocols.Launching`
+        self.on_launch: Callable[[], object] | None = None  # see `pyluce.engine.protocols.Launching`
         load_libraries(parse_device(self.options.device)[0])
         self._experts: SplitExperts | None = None
         try:
@@ -113,7 +107,6 @@ class TrunkRunner:
         self._pool.allocator.copy_on_write = fault != "shared_page"
         self.store = SnapshotStore(self._pool, o.prefix_cache_bytes)
         self._ple = self._owned(PleTable(self.model)) if h.ple is not None else None
-        self._allocator = self._owned(GraphAllocator(self._backend))
         on_host = ggml_backend_buft_is_host(self._backend.buffer_type)
         staging = None if on_host else self._owned(Staging(self._backend))
         self._results = self._owned(ResultReader(self._backend, on_host))
@@ -130,14 +123,26 @@ class TrunkRunner:
                 self._pool,
                 self._backend,
                 self._draft_inputs,
-                _FAULTS.get(fault or "", Fault.NONE),
+                FAULTS.get(fault or "", Fault.NONE),
             )
             self._drafter = self._owned(made)
+        self._graphs = self._owned(
+            RetainedGraphs(
+                o,
+                h,
+                self._weights,
+                self._pool,
+                self._backend,
+                self._inputs,
+                self._experts,
+                collect_picks=self._routes is not None,
+            )
+        )
         # the largest graphs first, so that graph memory does not grow (and retained graphs survive) later; without logits a
         # chunk may need more than with
         longest = min(o.chunk_tokens, pad_rows(o.n_ctx))
         for key in largest_graphs(longest, o.n_slots * (1 + o.max_rollback), self._span(o.n_ctx)):
-            self._graph(key)
+            self._graphs.get(key)
 
     def _owned(self, thing: C) -> C:
         self._closers.append(thing)
@@ -238,6 +243,8 @@ class TrunkRunner:
         graph = self._compute(Phase.ROW, groups, len(rows))
         found = self._results.rows(graph, [wants_logits[i] for i in order])
         self._commit(groups, Phase.ROW)
+        if len(groups) == len(rows):
+            return found
         out = found.copy()
         for place, row in zip(order, found, strict=True):
             out[place] = row
@@ -278,7 +285,7 @@ class TrunkRunner:
     @property
     def graphs_built(self) -> int:
         """Graphs built so far; a step during which it rose is no measure of what a step costs."""
-        return self._n_built + (self._drafter.n_built if self._drafter is not None else 0)
+        return self._graphs.n_built + (self._drafter.n_built if self._drafter is not None else 0)
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
         if not tokens or (min(tokens) >= 0 and max(tokens) < self.vocab_size):
@@ -300,7 +307,7 @@ class TrunkRunner:
 
     def _compute(self, phase: Phase, groups: list[tuple[SequenceState, list[int]]], n_out: int) -> StepGraph:
         """Start a step; the graph, whose results can be read until the next. `_commit` waits for its end."""
-        self._reconnect()
+        self._graphs.reconnect()
         n_rows = sum([len(tokens) for _, tokens in groups])
         for state, tokens in groups:
             state.begin_write(len(tokens), keeps_rows=phase is Phase.ROW)
@@ -309,93 +316,30 @@ class TrunkRunner:
         furthest = max([state.length + len(tokens) for state, tokens in groups])
         # the head must not see how many rows are wanted either
         n_out_padded = pad_rows(n_out) if whole_units else n_out
-        graph = self._graph(GraphKey(phase, padded, n_out_padded, self._span(furthest)))
+        graph = self._graphs.get(GraphKey(phase, padded, n_out_padded, self._span(furthest)))
         self._inputs.write(graph, groups, n_rows, n_out)
         if phase is Phase.CHUNK and self._expected is not None:
             expected, self._expected = self._expected, None
             self._inputs.expect(expected)
-        if self.before_compute is not None:
-            self.before_compute()
+        if self._backend.is_cpu and self.on_launch is not None:
+            self.on_launch()
         graph.start(self._backend)
+        if not self._backend.is_cpu and self.on_launch is not None:
+            self.on_launch()
         return graph
 
     def _commit(self, groups: list[tuple[SequenceState, list[int]]], phase: Phase) -> None:
         self._backend.wait()
         self._inputs.computed()
+        recent = self._graphs.recent
+        if self._routes is not None and recent is not None and recent.all_picks is not None:
+            self._routes.add(read_picks(recent.all_picks, sum(len(tokens) for _, tokens in groups)))
         for state, tokens in groups:
             state.commit(tokens, by_chunk=phase is Phase.CHUNK)
 
     def _span(self, n_tokens: int) -> int:
         """See `span_blocks`."""
         return span_blocks(self.hparams, self._pool.pages_per_slot, n_tokens)
-
-    def _graph(self, key: GraphKey) -> StepGraph:
-        graph = self._graphs.get(key)
-        if graph is None:
-            fault = self.options.debug_fault
-            upstream = fault == ("batch_variant" if key.phase is Phase.ROW else "cut_variant")
-            matmul_phase = Phase.UPSTREAM if upstream else key.phase
-            experts = self._layer_graphs(Shape(key.phase, key.n_rows, matmul_phase))
-            graph = StepGraph(
-                key,
-                self.hparams,
-                self._weights,
-                self._pool,
-                _FAULTS.get(fault or "", Fault.NONE),
-                matmul_phase,
-                experts,
-            )
-            if self._backend.is_cpu:
-                self._work_bytes = max(self._work_bytes, cpu_work_bytes(graph.graph, self.options.n_threads))
-            else:
-                try:
-                    self._backend.check_supports(graph.graph)
-                except BaseException:
-                    graph.close()
-                    raise
-            self._inputs.reserve(graph)
-            self._graphs[key] = graph
-            self._n_built += 1
-            while len(self._graphs) > RETAINED_GRAPHS:
-                self._drop_graph(next(iter(self._graphs)))
-            epoch = self._allocator.epoch
-            self._allocator.alloc(graph.graph)
-            if self._allocator.epoch != epoch:
-                self._drop_graphs(keep=key)
-            if self._experts is not None:
-                graph.join(self._backend, self._experts.side.backend)
-        self._graphs.move_to_end(key)
-        return graph
-
-    def _drop_graphs(self, keep: GraphKey | None = None) -> None:
-        """Close the retained graphs (but one): their tensors point into graph memory that has moved."""
-        for key in [k for k in self._graphs if k != keep]:
-            self._drop_graph(key)
-
-    def _drop_graph(self, key: GraphKey) -> None:
-        graph = self._graphs.pop(key)
-        self._inputs.forget(graph)
-        graph.close()
-        if self._experts is not None and not any(
-            (other.phase, other.n_rows) == (key.phase, key.n_rows) for other in self._graphs
-        ):
-            self._experts.drop(key.phase, key.n_rows)
-
-    def _layer_graphs(self, shape: Shape) -> LayerGraphs | None:
-        """What the expert device computes in a step of this shape."""
-        if self._experts is None:
-            return None
-        graphs, moved = self._experts.layer_graphs(shape)
-        if moved:
-            for key in [k for k in self._graphs if (k.phase, k.n_rows) != (shape.phase, shape.n_rows)]:
-                self._drop_graph(key)
-        return graphs
-
-    def _reconnect(self) -> None:
-        """Find an expert device that has gone. Raises NativeError while it is not there."""
-        if self._experts is not None and self._experts.lost:
-            self._drop_graphs()
-            self._experts.reconnect()
 
     @property
     def hot_experts(self) -> HotSet | None:
@@ -424,8 +368,8 @@ class TrunkRunner:
             "state": {**self._pool.report(), "capacity_tokens": self.options.n_slots * self.options.n_ctx},
             "prefix_cache": self.store.report(),
             "snapshots": snapshot_report(self.store, self._pool.page_bytes),
-            "graph_bytes": self._allocator.n_bytes,
-            "workspace_bytes": self._work_bytes,
+            "graph_bytes": self._graphs.n_bytes,
+            "workspace_bytes": self._graphs.work_bytes,
             "host_bytes": host_bytes(self._inputs, self._results, self._drafter, self._pool),
             "device": device_report(self._backend),
             "graphs": len(self._graphs),
@@ -436,7 +380,6 @@ class TrunkRunner:
 
     def close(self) -> None:
         """Free graphs, state, weights and files, in this order. Idempotent."""
-        self._drop_graphs()
         while self._closers:
             self._closers.pop().close()
 

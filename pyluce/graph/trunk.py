@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from pyluce.graph import blocks, mtp
 from pyluce.graph.arrays import FEW_ROWS, GraphInputs, InputSpec
 from pyluce.graph.blocks import StepInputs
@@ -16,6 +19,7 @@ from pyluce.graph.experts import LayerGraphs, SplitBuilder
 from pyluce.graph.layers import TrunkWeights
 from pyluce.graph.mtp import FillInputs
 from pyluce.graph.ops import GraphScope
+from pyluce.graph.picks import copy_picks, new_picks
 from pyluce.native import ggml, luce
 from pyluce.native.backend import Backend
 from pyluce.native.ggml import GGMLType
@@ -43,7 +47,7 @@ class StepGraph:
     """One graph of the trunk, kept and replayed.
 
     `inputs` are set before, `logits` [n_vocab, n_out] or, of a row graph, `best` I32 [1, n_out] (where each row's largest
-    logit is, -1 for a row with a NaN) read after compute.
+    logit is, -1 for a row with a NaN) read after compute. With `collect_picks` also `all_picks`, see `pyluce.graph.picks`.
     """
 
     def __init__(
@@ -54,6 +58,8 @@ class StepGraph:
         pool: StatePool,
         fault: Fault,
         matmul_phase: Phase,
+        *,
+        collect_picks: bool = False,
         experts: LayerGraphs | None = None,
     ) -> None:
         """`experts`: what an expert device computes; `join` is to be called when all have memory."""
@@ -71,10 +77,12 @@ class StepGraph:
             self.inputs = StepInputs.of(self.tensors)
             self.fill = FillInputs.of(self.tensors) if weights.mtp is not None else None
             self.picks: list[int] = []
+            self.all_picks = new_picks(self.arena, hparams, key.n_rows) if collect_picks else None
             self._away = SplitBuilder(self.arena, experts.layers) if experts is not None else None
             self._split: SplitGraph | None = None
             self.logits: int | None = None
             self.best: int | None = None
+            self.memory: dict[int, npt.NDArray[np.uint8]] = {}  # of results on a host backend, by tensor
             self._build(scope, hparams, weights, pool)
         except BaseException:
             self.arena.close()
@@ -120,6 +128,8 @@ class StepGraph:
             else:
                 out, picked = blocks.moe(g, h, layer.moe, x, n)
             self.picks.append(picked)
+            if self.all_picks is not None:
+                copy_picks(g, self.all_picks, i, picked)
             following = w.layers[i + 1].attn_mix.norm if i + 1 < h.n_layer else w.output_mix.norm
             residual, xn = blocks.combine(g, h, residual, out, inject, following, n)
         if w.mtp is not None and self.fill is not None:

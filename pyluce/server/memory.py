@@ -15,7 +15,7 @@ from pyluce.engine.stats import EngineStats
 
 def memory_section(stats: EngineStats) -> dict[str, Any]:
     """See `schemas.props.MemoryProps` for every field. `process` is sampled now."""
-    report = stats.memory
+    report: Mapping[str, Any] = stats.memory
     known = all(isinstance(report.get(name), Mapping) for name in ("weights", "state", "device"))
     return {
         "available": known,
@@ -25,6 +25,7 @@ def memory_section(stats: EngineStats) -> dict[str, Any]:
         "devices": _devices(report) if known else [],
         "weights": _weights(report) if known else None,
         "workspaces": _workspaces(report) if known else None,
+        "parked_devices": list(report.get("parked_devices", ())),
         "engine": to_plain(report),
     }
 

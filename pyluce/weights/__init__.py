@@ -8,11 +8,12 @@ from pyluce.weights.gguf_reader import GgufArray, MetaValue
 from pyluce.weights.hparams import HParams, PleParams
 from pyluce.weights.model_file import ModelFile, Progress, open_model
 from pyluce.weights.placement import PlacementReport, Weights, place_weights
-from pyluce.weights.ple_hash import ple_row_ids, ple_window_row_ids
+from pyluce.weights.ple_hash import FEW_TOKENS, ple_few_row_ids, ple_row_ids, ple_window_row_ids
 from pyluce.weights.ple_table import GatherCounts, PleTable
 from pyluce.weights.tensors import TensorInfo
 
 __all__ = [
+    "FEW_TOKENS",
     "GgufArray",
     "GatherCounts",
     "HParams",
@@ -29,6 +30,7 @@ __all__ = [
     "Weights",
     "open_model",
     "place_weights",
+    "ple_few_row_ids",
     "ple_row_ids",
     "ple_window_row_ids",
 ]

@@ -46,6 +46,11 @@ def ple_window_row_ids(ple: PleParams, windows: Sequence[Sequence[int]]) -> npt.
     """
     if len(windows) > FEW_TOKENS:
         return _row_ids(ple, windows)
+    return np.array(ple_few_row_ids(ple, windows), np.int64).reshape(len(windows), ple.n_heads)
+
+
+def ple_few_row_ids(ple: PleParams, windows: Sequence[Sequence[int]]) -> list[int]:
+    """The same as a list, row by row, in plain integers."""
     rows = []
     for window in windows:
         mixed, cut, head = window[-1] * ple.multipliers[0], False, 0
@@ -57,7 +62,7 @@ def ple_window_row_ids(ple: PleParams, windows: Sequence[Sequence[int]]) -> npt.
             for _ in range(ple.heads_per_ngram):
                 rows.append(low % ple.head_vocab_sizes[head] + ple.head_offsets[head])
                 head += 1
-    return np.array(rows, np.int64).reshape(len(windows), ple.n_heads)
+    return rows
 
 
 def _row_ids(ple: PleParams, windows: npt.ArrayLike) -> npt.NDArray[np.int64]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+from array import array
 from collections.abc import Callable
-from typing import TypeAlias, cast
+from typing import NoReturn, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,8 @@ Reader: TypeAlias = Callable[[int, int, Ids, Ids, npt.NDArray[np.float32]], int]
 """(file, offset of the table, rows in rising order, where each goes, into float32 [n, width]) -> system calls.
 
 `RowsMissing` when the file ends early, OSError when it cannot be read. Any number of threads may call it at once."""
+FewReader: TypeAlias = Callable[[int, int, "array[int]", "array[int]", int], int]
+"""The same with an address instead of the last."""
 
 
 class RowsMissing(Exception):
@@ -44,20 +47,41 @@ def native_reader(type_id: int, row_bytes: int) -> Reader:
     """`ggml_luce_pread_rows`: no copy in between, and other threads run meanwhile."""
 
     def read(fd: int, offset: int, rows: Ids, places: Ids, out: npt.NDArray[np.float32]) -> int:
-        calls = np.zeros(1, np.int64)
+        calls = array("q", (0,))
         done = ggml_luce_pread_rows(
             fd, offset, row_bytes, type_id, rows.ctypes.data, places.ctypes.data, rows.size,
-            out.shape[1], out.ctypes.data, calls.ctypes.data,
+            out.shape[1], out.ctypes.data, calls.buffer_info()[0],
         )  # fmt: skip
-        if done == -errno.EINVAL:
-            raise NativeError(f"rows of {row_bytes} bytes of type {type_id} cannot be widened to {out.shape[1]} values")
-        if done < 0:
-            raise OSError(-done, os.strerror(-done))
-        if done < rows.size:
-            raise RowsMissing(int(rows[done]))
-        return int(calls[0])
+        if done != rows.size:
+            _explain(done, rows, type_id, row_bytes, out.shape[1])
+        return calls[0]
 
     return read
+
+
+def few_reader(type_id: int, row_bytes: int, width: int) -> FewReader:
+    """As `native_reader`, for rows of `width` values and their places in arrays of 64-bit integers, into an address."""
+
+    def read(fd: int, offset: int, rows: array[int], places: array[int], address: int) -> int:
+        calls = array("q", (0,))
+        done = ggml_luce_pread_rows(
+            fd, offset, row_bytes, type_id, rows.buffer_info()[0], places.buffer_info()[0], len(rows),
+            width, address, calls.buffer_info()[0],
+        )  # fmt: skip
+        if done != len(rows):
+            _explain(done, rows, type_id, row_bytes, width)
+        return calls[0]
+
+    return read
+
+
+def _explain(done: int, rows: Ids | array[int], type_id: int, row_bytes: int, width: int) -> NoReturn:
+    """Raise what stopped a read after `done` rows."""
+    if done == -errno.EINVAL:
+        raise NativeError(f"rows of {row_bytes} bytes of type {type_id} cannot be widened to {width} values")
+    if done < 0:
+        raise OSError(-done, os.strerror(-done))
+    raise RowsMissing(int(rows[done]))
 
 
 def plain_reader(type_id: int, row_bytes: int) -> Reader:

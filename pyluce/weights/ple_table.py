@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import itertools
 import os
+from array import array
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
@@ -19,7 +21,7 @@ import numpy.typing as npt
 
 from pyluce.weights.errors import ModelError, refuse
 from pyluce.weights.model_file import ModelFile
-from pyluce.weights.ple_reader import Ids, RowsMissing, row_reader
+from pyluce.weights.ple_reader import Ids, RowsMissing, few_reader, row_reader
 from pyluce.weights.tensors import PLE_TABLE
 
 SERIAL_ROWS: Final = 512
@@ -63,6 +65,7 @@ class PleTable:
         self._path = shard.path
         self._offset = info.offset
         self._reader = row_reader(info.type_id, info.row_bytes)
+        self._few = few_reader(info.type_id, info.row_bytes, self.width)
         self._threads = threads
         self._lock = Lock()
         self._pool: ThreadPoolExecutor | None = None
@@ -93,12 +96,20 @@ class PleTable:
         into = out.reshape(wanted.size, self.width)
         places = np.argsort(wanted)
         rows = wanted[places]
-        first, last = int(rows[0]), int(rows[-1])
-        if first < 0 or last >= self.n_rows:
-            bad = first if first < 0 else last
-            raise IndexError(f"row of the PLE table: expected 0 to {self.n_rows - 1}, found {bad}")
+        self._check_range(int(rows[0]), int(rows[-1]))
         calls = self._read_all(rows, places, into)
         return GatherCounts(wanted.size, 1 + int(np.count_nonzero(rows[1:] != rows[:-1])), calls)
+
+    def gather_few(self, row_ids: list[int], address: int) -> GatherCounts:
+        """As `gather_into`, of at least one row, into float32 [n, width] at an address: what takes longest of a few rows is numpy."""
+        if self._fd < 0:
+            raise ValueError(f"the PLE table of {self._path} is closed")
+        places = sorted(range(len(row_ids)), key=row_ids.__getitem__)
+        rows = [row_ids[place] for place in places]
+        self._check_range(rows[0], rows[-1])
+        where = array("q", places)
+        calls = self._explained(rows, lambda: self._few(self._fd, self._offset, array("q", rows), where, address))
+        return GatherCounts(len(rows), len(set(rows)), calls)
 
     def count(self, counts: GatherCounts) -> None:
         """Add to the totals."""
@@ -106,6 +117,11 @@ class PleTable:
             self.rows_requested += counts.requested
             self.rows_read += counts.read
             self.reads += counts.calls
+
+    def _check_range(self, first: int, last: int) -> None:
+        if first < 0 or last >= self.n_rows:
+            bad = first if first < 0 else last
+            raise IndexError(f"row of the PLE table: expected 0 to {self.n_rows - 1}, found {bad}")
 
     def _read_all(self, rows: Ids, places: Ids, out: npt.NDArray[np.float32]) -> int:
         """Fill `out` with the ascending `rows`; returns system calls. The caller reads a slice, the pool's threads the others."""
@@ -132,14 +148,18 @@ class PleTable:
             return self._pool
 
     def _read(self, rows: Ids, places: Ids, out: npt.NDArray[np.float32]) -> int:
+        return self._explained(rows, lambda: self._reader(self._fd, self._offset, rows, places, out))
+
+    def _explained(self, rows: Ids | list[int], read: Callable[[], int]) -> int:
+        """What `read` returns, which reads the ascending `rows`; its errors say which file and table they are about."""
         try:
-            return self._reader(self._fd, self._offset, rows, places, out)
+            return read()
         except RowsMissing as missing:
             hint = "The file was truncated after it was opened: restore it and load the model again"
             what = f"row {missing.row} of {PLE_TABLE}"
             refuse(self._path, what, expected=f"{self.row_bytes} bytes", found="the end of the file", hint=hint)
         except OSError as error:
-            which = f"rows {rows[0]} to {rows[-1]}" if rows.size > 1 else f"row {rows[0]}"
+            which = f"rows {rows[0]} to {rows[-1]}" if len(rows) > 1 else f"row {rows[0]}"
             message = f"{self._path}: {which} of {PLE_TABLE} cannot be read: {error.strerror or error}"
             raise ModelError(message) from error
 

@@ -133,6 +133,7 @@ def test_flags_of_the_other_use_are_refused_by_name() -> None:
     assert "--port, --api-key: expected without a prompt only" in message
     assert "--max-body-mib" in refused("--max-body-mib", "0")
     assert "--api-key" in refused("--api-key", "é")
+    assert "--park-reset: expected a GPU as device, found cpu" in refused("--park-reset", "on")
 
 
 def test_variables_of_the_server_do_not_disturb_a_prompt() -> None:

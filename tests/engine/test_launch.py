@@ -18,14 +18,14 @@ class LaunchingRunner(DeskRunner):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.before_compute: Callable[[], object] | None = None
+        self.on_launch: Callable[[], object] | None = None
         self.ready: Callable[[], None] = lambda: None
         self.launched: Callable[[], None] = lambda: None
 
     def _launch(self) -> None:
         self.ready()
-        assert self.before_compute is not None
-        self.before_compute()
+        assert self.on_launch is not None
+        self.on_launch()
         self.launched()
 
     def prefill(self, state: Any, tokens: Sequence[int], *arguments: Any, **options: Any) -> Any:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from pyluce.graph import RunnerOptions
-from pyluce.native import Backend, NativeError, devices, list_devices, log
+from pyluce.native import Backend, NativeError, devices, list_devices, load_libraries, log
 from pyluce.native.devices import device_memory, find_device, parse_device
+from pyluce.native.reset import reset_device
 from pyluce.options import LoadOptions, OptionError
+from tests.support.device import BACKEND, DEVICE, ON_GPU
 
 
 def test_names() -> None:
@@ -40,6 +42,20 @@ def test_the_cpu_is_listed_and_found() -> None:
 def test_a_gpu_without_its_libraries_is_a_clear_error() -> None:
     with pytest.raises(NativeError, match="one set of libraries in a process|expected the device"):
         Backend("hip:7")
+
+
+def test_only_a_gpu_can_be_reset() -> None:
+    with pytest.raises(ValueError, match="expected a GPU to reset, found the CPU"):
+        reset_device("cpu")
+    with pytest.raises(OptionError, match="park_reset: expected a GPU as device, found cpu"):
+        LoadOptions(park_reset=True)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+def test_a_gpu_that_is_in_use_is_not_reset() -> None:
+    load_libraries(BACKEND)
+    with Backend(DEVICE), pytest.raises(NativeError, match="1 backends, buffers or events of this process still use"):
+        reset_device(DEVICE)
 
 
 def test_threads_are_the_cpus() -> None:

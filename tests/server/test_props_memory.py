@@ -30,6 +30,7 @@ SHAPE = {
     },
     "weights": {"device_bytes", "mapped_bytes", "repacked_bytes", "derived_bytes", "disk_bytes"},
     "workspaces": {"graph_bytes", "draft_graph_bytes", "work_buffer_bytes"},
+    "parked_devices": {"name", "context", "why"},
     "engine": None,
 }  # fmt: skip
 ENTRY = {"slot", "role", "tokens", "bytes", "location", "host_copy_bytes"}
@@ -55,7 +56,7 @@ def test_the_shape_is_stable_and_the_numbers_are_those_of_the_buffers(tiny_model
         for name, fields in SHAPE.items():
             if isinstance(fields, set):
                 section = memory[name][0] if name == "devices" else memory[name]
-                assert set(section) == fields, name
+                assert section == [] if name == "parked_devices" else set(section) == fields, name
         report = luce.memory_report()
         cache = memory["cache"]
         parts = ("kv_bytes", "recurrent_bytes", "draft_feature_bytes", "other_bytes")
@@ -136,6 +137,16 @@ def test_without_a_report_it_says_so() -> None:
     assert memory["process"]["rss_bytes"] > 0
 
 
+def test_what_a_park_left_of_a_gpu() -> None:
+    left = [
+        {"name": "cuda:0", "context": "released", "why": None},
+        {"name": "cuda:1", "context": "kept", "why": "2 backends still use it"},
+    ]
+    stats = EngineStats(started_at=0.0, heartbeat=0.0, memory={"parked_devices": left}, parked="it was asked for")
+    shown = MemoryProps.model_validate(memory_section(stats)).model_dump()
+    assert shown["parked_devices"] == left and shown["available"] is False and shown["devices"] == []
+
+
 def test_a_client_never_computes_it(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The report is taken on the engine's thread, at the start and after each request; /props returns the published one."""
     from pyluce.graph import TrunkRunner
@@ -170,7 +181,7 @@ def test_it_is_described(client: httpx.Client) -> None:
     assert set(schemas["MemoryProps"]["properties"]) == set(SHAPE)
     for name, section in (
         ("cache", "CacheMemory"), ("snapshots", "SnapshotMemory"), ("process", "ProcessMemory"), ("devices", "DeviceMemory"),
-        ("weights", "WeightMemory"), ("workspaces", "WorkspaceMemory"),
+        ("weights", "WeightMemory"), ("workspaces", "WorkspaceMemory"), ("parked_devices", "ParkedDevice"),
     ):  # fmt: skip
         assert set(schemas[section]["properties"]) == SHAPE[name]
         assert set(schemas[section]["required"]) == SHAPE[name]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from pyluce.graph import TrunkRunner
 from tests.support.models import SEED, TEST_SHAPE, ModelCache
 from tests.support.runs import prompt_tokens
@@ -46,7 +44,7 @@ def results(runner: TrunkRunner) -> dict[str, bytes]:
     runner.store.offer(states[0])
     four = [(state, 7 + i) for i, state in enumerate(states)]
     found["four rows"] = runner.decode(four).tobytes()
-    found["greedy rows"] = np.array(runner.decode_greedy(four)).tobytes()
+    found["greedy rows"] = repr(runner.decode_rows(four, [False] * N_SLOTS)).encode()
     found["drafts"] = repr(runner.draft([(states[0], 3, 3), (states[2], 9, 2)])).encode()
     mixed = [(states[0], 11), (states[1], 12), (states[0], 13), (states[3], 0), (states[0], 14)]
     found["verify"] = runner.decode(mixed).tobytes()

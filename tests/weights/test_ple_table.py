@@ -272,3 +272,21 @@ def test_a_file_that_cannot_be_read(large_path: Path, n_rows: int) -> None:
             os.close(table._fd)
             table._fd = file
         assert table.gather([1]).any()
+
+
+def test_few_rows_by_list(large_path: Path, reader: str) -> None:
+    """`gather_few` is `gather_into` of a list, with the same counts and refusals."""
+    if reader == "plain":
+        pytest.skip("reads by the library only")
+    with open_model(large_path) as model, PleTable(model) as table:
+        ids = [7, 7, 9, 8, 100, 9, 0, table.n_rows - 1]
+        few, many = (np.empty((len(ids), table.width), np.float32) for _ in range(2))
+        assert table.gather_few(ids, few.ctypes.data) == table.gather_into(ids, many)
+        assert few.tobytes() == many.tobytes()
+        assert table.gather_few([5], few.ctypes.data).calls == 1
+        for bad in (-1, table.n_rows):
+            with pytest.raises(IndexError, match=f"found {bad}"):
+                table.gather_few([3, bad, 4], few.ctypes.data)
+        table.close()
+        with pytest.raises(ValueError, match="is closed"):
+            table.gather_few([1], few.ctypes.data)

@@ -89,6 +89,16 @@ class WorkspaceMemory(Shown):
     work_buffer_bytes: int = Field(description="The CPU's work buffer; a GPU's pools are its driver's and not counted.")
 
 
+class ParkedDevice(Shown):
+    """What a park left of a GPU."""
+
+    name: str
+    context: Literal["released", "kept"] = Field(
+        description="released: the driver holds nothing for this process. kept: its context is there, with the code of the kernels."
+    )
+    why: str | None = Field(description="Why it was kept.")
+
+
 class MemoryProps(Shown):
     """Where the bytes are, from the buffers that exist: published by the engine thread at the start and after every request.
 
@@ -102,6 +112,7 @@ class MemoryProps(Shown):
     devices: list[DeviceMemory]
     weights: WeightMemory | None
     workspaces: WorkspaceMemory | None
+    parked_devices: list[ParkedDevice] = Field(description="The GPUs of a parked model; empty while it is loaded.")
     engine: dict[str, Any] = Field(description="The engine's own report, for people; its fields may change.")
 
 
