@@ -11,10 +11,11 @@ from tests.support.runs import prompt_tokens
 
 LENGTHS = (70, 33, 5, 48)
 N_SLOTS = 4
+CHUNK = 48
 OPTIONS: dict[str, object] = {
     "n_slots": N_SLOTS,
     "n_ctx": 256,
-    "chunk_tokens": 48,
+    "chunk_tokens": CHUNK,
     "repack": False,
     "mtp": True,
     "prefix_cache_bytes": 1 << 24,
@@ -54,7 +55,7 @@ def results(runner: TrunkRunner) -> dict[str, bytes]:
         state.free()
     again = runner.new_sequence()
     prompt = [*tokens(LENGTHS[0], 0), *tokens(20, 77)]
-    start = runner.store.start(again, prompt, {LENGTHS[0]})
+    start = runner.store.start(again, prompt, {CHUNK, LENGTHS[0]})
     assert start.length == LENGTHS[0]
     rest = runner.prefill(again, prompt[start.length :], want="all")
     assert rest is not None

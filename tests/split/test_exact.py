@@ -57,8 +57,10 @@ def differing(found: dict[str, bytes], expected: dict[str, bytes]) -> list[str]:
     return [name for name, value in expected.items() if found[name] != value]
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("weight_type", ["F32", "Q4_K"])
+@pytest.mark.parametrize(
+    ("weight_type", "placement"),
+    [*(("F32", name) for name in PLACEMENTS), *(("Q4_K", name) for name in ("none", "half", "random"))],
+)
 def test_every_placement(
     weight_type: str, placement: str, server: RpcServer, model_cache: ModelCache, expected: Expected
 ) -> None:
