@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Final
 
 from pyluce.graph.experts import ExpertSide, LayerGraphs, Shape
 from pyluce.native.backend import Backend
@@ -15,6 +15,8 @@ from pyluce.placement.hot import HotSet
 from pyluce.weights import ModelFile, Progress
 from pyluce.weights.experts import HotExperts, trunk_experts
 
+MIB: Final = 1 << 20
+
 log = logging.getLogger(__name__)
 
 
@@ -24,7 +26,8 @@ def check_expert_device(model: ModelFile, name: str) -> None:
     free, total = device_memory(name)
     if free < needed:
         raise NativeError(
-            f"expert_device: expected {needed >> 20} MiB free on {name} for the routed experts, found {free >> 20} of {total >> 20} MiB"
+            f"expert_device: expected {needed / MIB:.1f} MiB free on {name} for the routed experts, "
+            f"found {free / MIB:.1f} of {total / MIB:.1f} MiB"
         )
 
 

@@ -156,7 +156,7 @@ GGML_API struct ggml_tensor * ggml_luce_moe_join(
 
 // Experts on two devices. ids I32 [n_used, T], slots I32 [E]: an expert's place among those here, -1 for one that is not here ->
 // I32 [n_used, 2*T]: rows 0..T-1 the places of the picks that are here, rows T..2T-1 the ids of the others; -1 in the other half. A
-// MUL_MAT_ID skips an id of -1: the pick's row is zero
+// row graph's MUL_MAT_ID skips an id of -1: the pick's row is zero
 GGML_API struct ggml_tensor * ggml_luce_pick_split(struct ggml_context * ctx, struct ggml_tensor * ids, struct ggml_tensor * slots);
 
 // here, there F32 [H, n_used, T], places I32 [n_used, T] (the first half of ggml_luce_pick_split) -> [H, n_used, T]: the pick of `here` where
