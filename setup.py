@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: a wheel carries the native CPU libraries, built by build.py on the machine that installs."""
+"""What pyproject.toml cannot say: a wheel carries the profiles, and the native CPU libraries, built by build.py on the machine that installs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from buildtools.compile import LIBRARIES  # noqa: E402
 
 
 class BuildWithLibraries(build_py):
-    """Copies the Python files, then builds the CPU libraries and puts them beside the loader.
+    """Copies the Python files and the profiles, then builds the CPU libraries and puts them beside the loader.
 
-    An editable install copies nothing: there the loader finds ``build/cpu/bin``.
+    An editable install copies nothing: there ``profiles`` and ``build/cpu/bin`` are found in the tree.
     """
 
     def run(self) -> None:
@@ -29,6 +29,7 @@ class BuildWithLibraries(build_py):
         super().run()
         if self.editable_mode:
             return
+        shutil.copytree(ROOT / "profiles", Path(self.build_lib) / "pyluce" / "data" / "profiles", dirs_exist_ok=True)
         if native.main([]) != 0:
             raise SystemExit("the native libraries could not be built; the reason is above")
         source = ROOT / "build" / "cpu" / "bin"

@@ -9,8 +9,11 @@ import click
 
 from cli.console import LoadProgress
 from cli.options import EngineFlags, as_flag
+from cli.profile import from_profile
 from pyluce.engine import RequestError
 from pyluce.luce import Luce
+from pyluce.native import NativeError
+from pyluce.native.devices import find_device, list_devices
 from pyluce.options import OptionError
 from pyluce.text import TemplateError
 
@@ -39,7 +42,31 @@ def loaded_model(engine: EngineFlags) -> Iterator[Luce]:
         luce.close()
 
 
+def check_devices(engine: EngineFlags) -> None:
+    """Fail, saying who asks for it and what there is, unless the devices of the flags are in this machine."""
+    for name, device in (("device", engine.load.device), ("expert_device", engine.load.expert_device)):
+        if device is None or device == "cpu":
+            continue
+        try:
+            find_device(device)
+        except (NativeError, ValueError) as error:
+            asks = f"--{name.replace('_', '-')}"
+            if engine.profile is not None and from_profile(name):
+                asks = f"{engine.profile.where(name)}: {name}"
+            raise Failure(
+                f"{asks}: expected {device}, found {', '.join(_devices_here())} in this machine; {error}"
+            ) from error
+
+
+def _devices_here() -> list[str]:
+    try:
+        return [info.device for info in list_devices() if info.device is not None] or ["none"]
+    except NativeError:
+        return ["no libraries that could look"]
+
+
 def _load(engine: EngineFlags) -> Luce:
+    check_devices(engine)
     with LoadProgress(engine.quiet) as progress:
         try:
             return Luce.load_with(engine.model, engine.load, progress)

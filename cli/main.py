@@ -16,7 +16,9 @@ from cli.doctor import doctor
 from cli.hash import hash_command
 from cli.park import park, unpark
 from cli.plan import plan
+from cli.profile import profiles
 from cli.props import props
+from cli.routes import routes
 from cli.rpc_server import rpc_server
 from cli.run import run
 from cli.top import top
@@ -42,6 +44,8 @@ luce.add_command(hash_command)
 luce.add_command(doctor)
 luce.add_command(plan)
 luce.add_command(rpc_server)
+luce.add_command(profiles)
+luce.add_command(routes)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

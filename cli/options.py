@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from cli.placement import PLACEMENT_FLAGS, take_placement
+from cli.profile import PROFILE_FLAG, from_profile
 from pyluce.engine import RequestError, SamplingParams
 from pyluce.engine.sampling import MAX_PENALTY_WINDOW, MAX_SEED, MIN_TEMPERATURE
 from pyluce.options import (
@@ -24,6 +26,7 @@ from pyluce.options import (
     LoadOptions,
     OptionError,
 )
+from pyluce.profiles import Profile
 from pyluce.spec.options import MAX_WIDTH, parse_sources
 
 Command = Callable[..., Any]
@@ -34,12 +37,16 @@ _SAMPLING = SamplingParams()
 
 @dataclass(frozen=True, slots=True)
 class EngineFlags:
-    """Which model, how it is loaded, and whether standard error stays quiet. `one_slot`: no number of slots was asked for."""
+    """Which model, how it is loaded, and whether standard error stays quiet. `one_slot`: no number of slots was asked for.
+
+    `profile`: where some of it comes from.
+    """
 
     model: Path | None
     load: LoadOptions
     quiet: bool
     one_slot: bool = False
+    profile: Profile | None = None
 
     def for_one_request(self) -> EngineFlags:
         """For a command that runs a request at a time: a single slot and nothing kept, unless the user asked for more."""
@@ -94,6 +101,7 @@ class SpecSources(click.ParamType):  # type: ignore[type-arg]
 
 _ENGINE = (
     click.argument("model", required=False, type=click.Path(path_type=Path)),
+    PROFILE_FLAG,
     click.option(
         "--max-ctx",
         type=click.IntRange(1, MAX_CTX_LIMIT),
@@ -110,6 +118,7 @@ _ENGINE = (
         show_envvar=True,
         help="Where the model runs; `luce doctor` lists what there is.",
     ),
+    *PLACEMENT_FLAGS,
     click.option(
         "--threads",
         type=click.IntRange(1, MAX_THREADS),
@@ -306,8 +315,10 @@ def engine_options(command: Command) -> Command:
         draft: Path | None,
         chat_template_file: Path | None,
         quiet: bool,
+        profile: Profile | None,
         **rest: Any,
     ) -> Any:
+        one_slot = max_concurrency is None or from_profile("max_concurrency")
         template = read_text_file(chat_template_file, "--chat-template-file") if chat_template_file else None
         try:
             load = LoadOptions(
@@ -326,10 +337,11 @@ def engine_options(command: Command) -> Command:
                 spec=spec,
                 verify_width=verify_width,
                 draft=draft,
+                **take_placement(rest),
             )
         except OptionError as error:
             raise click.UsageError(as_flag(error)) from error
-        return command(engine=EngineFlags(model, load, quiet, one_slot=max_concurrency is None), **rest)
+        return command(engine=EngineFlags(model, load, quiet, one_slot, profile), **rest)
 
     return _with_flags(with_engine, _ENGINE)
 

@@ -11,9 +11,10 @@ from typing import Any
 import click
 
 from cli.console import AnswerPrinter
+from cli.dry_run import dry_run as show_dry_run
 from cli.loading import loaded_model
 from cli.options import EngineFlags, engine_options, read_text_file, refuse_together, sampling_options
-from cli.serve import ServeFlags, named_flags, serve_model, serve_options
+from cli.serve import ServeFlags, named_flags, serve_model, serve_options, served
 from pyluce.engine import Event, GenerationRequest, SamplingParams
 from pyluce.luce import Completion, Luce
 
@@ -43,6 +44,17 @@ _PROMPT_ONLY = ("max_tokens", "stop", "chat", "system", "thinking", "show_thinki
 @click.option("--thinking/--no-thinking", default=None, help="Reason before the answer.  [default: the template's]")
 @click.option("--show-thinking/--hide-thinking", default=None, help="Print the reasoning.  [default: on a terminal]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: text, token ids, timings, hashes.")
+@click.option(
+    "--collect-routing",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Count the experts that are picked into this table, going on with one that is there.",
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Print every setting and where it comes from, and the plan; load nothing."
+)
+@click.option(
+    "--like", metavar="NAME", help="With --dry-run: a published quant without its file: ud-q4_k_xl, iq4_nl or gsq-rco."
+)
 @serve_options
 def run(
     engine: EngineFlags,
@@ -56,6 +68,9 @@ def run(
     thinking: bool | None,
     show_thinking: bool | None,
     as_json: bool,
+    collect_routing: Path | None,
+    dry_run: bool,
+    like: str | None,
     serving: ServeFlags,
 ) -> int | None:
     """Serve MODEL over HTTP, or answer one prompt with it.
@@ -63,6 +78,16 @@ def run(
     MODEL is a GGUF file, or any shard of one; without it: luce-tiny, which is part of luce. With --prompt or --prompt-file the answer is
     printed as it is generated. Without, the model is served until Ctrl-C: OpenAI's and Anthropic's APIs, and a status page at the URL.
     """
+    engine = replace(engine, load=replace(engine.load, collect_routing=collect_routing))
+    if dry_run:
+        refuse_together(model=engine.model is not None, like=like is not None)
+        alone = prompt is not None or prompt_file is not None
+        if not alone:
+            engine = replace(engine, load=served(engine, serving, sampling)[0])
+        show_dry_run(engine.for_one_request() if alone else engine, like, as_json)
+        return None
+    if like is not None:
+        raise click.UsageError("--like: expected with --dry-run, as there is no file to load, found none")
     if prompt is None and prompt_file is None:
         refuse_named(
             named_flags(_PROMPT_ONLY), "with --prompt or --prompt-file only: without a prompt this command serves"

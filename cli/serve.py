@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -15,7 +15,10 @@ from click.core import ParameterSource
 from cli.loading import Failure, loaded_model
 from cli.options import EngineFlags, as_flag
 from pyluce.engine import SamplingParams
-from pyluce.options import DEFAULT_CACHE_DIR_MIB, OptionError
+from pyluce.options import DEFAULT_CACHE_DIR_MIB, LoadOptions, OptionError
+
+if TYPE_CHECKING:
+    from pyluce.server import ServerSettings
 
 Command = Callable[..., Any]
 
@@ -102,12 +105,9 @@ def _spelling(parameter: click.Parameter, value: object) -> str:
     return (parameter.secondary_opts if value is False and parameter.secondary_opts else parameter.opts)[-1]
 
 
-def serve_model(engine: EngineFlags, flags: ServeFlags, sampling: SamplingParams) -> int:
-    """Load the model and serve it. Returns the exit code: 0 after Ctrl-C or SIGTERM, 130 after a second Ctrl-C, which ends running requests."""
-    from cli.status_view import watching
-    from pyluce.server import LuceServer, ServerSettings, create_app
-    from pyluce.server.settings import SettingError
-    from pyluce.service import LuceService
+def served(engine: EngineFlags, flags: ServeFlags, sampling: SamplingParams) -> tuple[LoadOptions, ServerSettings]:
+    """What is loaded and how it is served. A usage error for what does not go together."""
+    from pyluce.server.settings import ServerSettings, SettingError
 
     try:
         load = replace(
@@ -132,6 +132,16 @@ def serve_model(engine: EngineFlags, flags: ServeFlags, sampling: SamplingParams
         )
     except (SettingError, OptionError) as error:
         raise click.UsageError(as_flag(error)) from error
+    return load, settings
+
+
+def serve_model(engine: EngineFlags, flags: ServeFlags, sampling: SamplingParams) -> int:
+    """Load the model and serve it. Returns the exit code: 0 after Ctrl-C or SIGTERM, 130 after a second Ctrl-C, which ends running requests."""
+    from cli.status_view import watching
+    from pyluce.server import LuceServer, create_app
+    from pyluce.service import LuceService
+
+    load, settings = served(engine, flags, sampling)
     _check_port(flags.host, flags.port)
     with loaded_model(replace(engine, load=load)) as luce, LuceService(luce, load) as service:
         app = create_app(service, settings)

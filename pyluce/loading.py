@@ -12,11 +12,14 @@ from pyluce.engine import BatchCore, Engine, ParkingCore, Resources
 from pyluce.graph import RunnerOptions, TrunkRunner
 from pyluce.keeping import keep_model, lock_cache_dir
 from pyluce.luce import LoadedModel, ModelInfo, Progress
+from pyluce.memory.experts import route_shape
 from pyluce.memory.load import plan_load, runner_options
 from pyluce.memory.planner import PlanError
 from pyluce.native.sampler import SamplerChain
 from pyluce.native.vocabulary import Vocabulary
 from pyluce.options import DEFAULT_MODEL, LoadOptions, OptionError
+from pyluce.placement.recorder import RouteRecorder
+from pyluce.placement.table_file import RoutesError
 from pyluce.spec.speculator import Speculator
 from pyluce.speculation import Speculation, choose_speculation
 from pyluce.state import SequenceState
@@ -31,6 +34,7 @@ def load_engine(path: Path, options: LoadOptions, progress: Progress | None) -> 
     caller was interrupted meanwhile.
     """
     check_model_path(path)
+    refuse_split(options)
     loaded: list[LoadedModel] = []
 
     def open_core(check_interrupted: Callable[[], None]) -> ParkingCore[SequenceState]:
@@ -44,6 +48,15 @@ def load_engine(path: Path, options: LoadOptions, progress: Progress | None) -> 
         return core
 
     return Engine(open_core), loaded[0]
+
+
+def refuse_split(options: LoadOptions) -> None:
+    """Raise OptionError: experts on a second device are planned, and not run yet."""
+    if options.expert_device is not None:
+        raise OptionError(
+            f"expert_device: expected none, as this version runs no model on two devices, found {options.expert_device}; "
+            "`luce plan` and `luce run --dry-run` say what it would take"
+        )
 
 
 def check_model_path(path: Path) -> None:
@@ -68,8 +81,10 @@ class OpenedModel:
     speculation: Speculation
 
 
-def open_runner(path: Path, options: LoadOptions, report: Progress) -> OpenedModel:
+def open_runner(path: Path, options: LoadOptions, report: Progress, routes: RouteRecorder | None = None) -> OpenedModel:
     """Load weights and state, sized for the memory that is free now: at the start, and again after a park.
+
+    `routes` counts the picks of experts.
 
     Raises OptionError, ModelError or NativeError, with nothing left behind.
     """
@@ -83,16 +98,17 @@ def open_runner(path: Path, options: LoadOptions, report: Progress) -> OpenedMod
         except PlanError as error:
             raise OptionError(str(error)) from error
     warnings += plan.warnings
-    runner = TrunkRunner(path, runner_options(plan, options), report)
+    runner = TrunkRunner(path, runner_options(plan, options), report, routes)
     return OpenedModel(runner, plan.request.n_ctx, plan.prefix_cache_bytes, warnings, speculation)
 
 
 def _open(path: Path, options: LoadOptions, report: Progress) -> tuple[ParkingCore[SequenceState], LoadedModel]:
     with ExitStack() as stack:
         lock = lock_cache_dir(options, stack)
-        opened = open_runner(path, options, report)
+        routes = _open_recorder(path, options, stack)
+        opened = open_runner(path, options, report, routes)
         runner, n_ctx, warnings = opened.runner, opened.n_ctx, opened.warnings
-        keeper = keep_model(runner, lock, options, partial(_open_again, path, options))
+        keeper = keep_model(runner, lock, options, partial(_open_again, path, options, routes))
         stack.callback(keeper.close)
         warnings += keeper.warnings
         hparams = runner.hparams
@@ -144,9 +160,25 @@ def _speculator(speculation: Speculation) -> Speculator[SequenceState] | None:
     return Speculator(speculation.options, seed=speculation.seed) if speculation.options.enabled else None
 
 
-def _open_again(path: Path, options: LoadOptions, before: RunnerOptions, report: Progress) -> TrunkRunner:
+def _open_recorder(path: Path, options: LoadOptions, stack: ExitStack) -> RouteRecorder | None:
+    """What counts picks, closed (and written) by `stack`; None without a file. Raises OptionError when that cannot be used."""
+    if options.collect_routing is None:
+        return None
+    with open_model(path, whole=False) as file:
+        shape = route_shape(file.hparams)
+    try:
+        recorder = RouteRecorder(options.collect_routing, shape)
+    except (RoutesError, OSError) as error:
+        raise OptionError(f"collect_routing: {error}") from error
+    stack.callback(recorder.close)
+    return recorder
+
+
+def _open_again(
+    path: Path, options: LoadOptions, routes: RouteRecorder | None, before: RunnerOptions, report: Progress
+) -> TrunkRunner:
     """The model after a park: with the context and the chunks that its kept states were computed with."""
-    return open_runner(path, replace(options, max_ctx=before.n_ctx, chunk=before.chunk_tokens), report).runner
+    return open_runner(path, replace(options, max_ctx=before.n_ctx, chunk=before.chunk_tokens), report, routes).runner
 
 
 def _template(tokenizer: Tokenizer, vocabulary: Vocabulary, options: LoadOptions) -> ChatTemplate | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from pyluce.placement.options import PlacementOptions
 from pyluce.spec.options import check_sources, check_width
 
 DEFAULT_MAX_CTX: Final = 8192
@@ -40,6 +41,8 @@ class LoadOptions:
     * spec: where drafts come from, "mtp" (the model's draft head) and "lookup" (the text itself); None: mtp, if the model has a head.
     * verify_width: rows verified at once, the next token and its drafts: 0 adaptive, 1 no drafts at all, 2 to 8 fixed.
     * draft: a file with the draft head, instead of the model's own or of one found beside it.
+    * expert_device, expert_placement, expert_budget_mib, expert_swap_mib_s: see `PlacementOptions`.
+    * collect_routing: a file where picks of experts are counted while the model runs.
     * chat_template: a template to use instead of the file's.
     * max_concurrency: requests computed at once, 1 to 64; their state is allocated at the start.
     * max_queue: requests that may wait for a slot; the next one is refused.
@@ -77,6 +80,11 @@ class LoadOptions:
     spec: tuple[str, ...] | None = None
     verify_width: int = 0
     draft: Path | None = None
+    expert_device: str | None = None
+    expert_placement: str | None = None
+    expert_budget_mib: int | None = None
+    expert_swap_mib_s: float | None = None
+    collect_routing: Path | None = None
 
     def __post_init__(self) -> None:
         if DEVICE_NAME.fullmatch(self.device) is None:
@@ -84,6 +92,10 @@ class LoadOptions:
         if self.device != "cpu" and self.threads is not None:
             raise OptionError(f"threads: expected none with the device {self.device}, found {self.threads}")
         self._check_speculation()
+        try:
+            _ = self.placement
+        except ValueError as error:
+            raise OptionError(str(error)) from None
         if self.max_ctx is not None:
             _check_integer("max_ctx", self.max_ctx, 1, MAX_CTX_LIMIT)
         if self.threads is not None:
@@ -116,6 +128,13 @@ class LoadOptions:
             raise OptionError(f"prefill_share: expected a number, found {type(self.prefill_share).__name__}")
         if not 0.0 <= self.prefill_share <= 1.0:
             raise OptionError(f"prefill_share: expected a number from 0 to 1, found {self.prefill_share}")
+
+    @property
+    def placement(self) -> PlacementOptions:
+        """Where the routed experts live."""
+        return PlacementOptions(
+            self.device, self.expert_device, self.expert_placement, self.expert_budget_mib, self.expert_swap_mib_s
+        )
 
     def _check_speculation(self) -> None:
         try:

@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from pyluce.weights.hparams import HParams, PleParams
-from pyluce.weights.tensors import OUTPUT, Expected, Role, block_tensors, global_tensors
+from pyluce.weights.tensors import OUTPUT, Expected, Role, block_tensors, global_tensors, mtp_tensors
 
 TARGET = Path(__file__).resolve().parents[1] / "pyluce" / "data" / "published_quants.json"
 GIB = 1 << 30
@@ -118,7 +118,7 @@ QUANTS: dict[str, dict[str, Any]] = {
 
 
 def tensor_rows(h: HParams) -> list[tuple[str, str, list[int], str | None]]:
-    """(name pattern, layers, ne, type) of every tensor of the trunk."""
+    """(name pattern, layers, ne, type) of every tensor of the trunk, and of the draft head, without the indexer that it does not use."""
     assert h.ple is not None
     ple_prefix = f"blk.{h.ple.layer}."
     rows = [
@@ -131,6 +131,8 @@ def tensor_rows(h: HParams) -> list[tuple[str, str, list[int], str | None]]:
     rows += [(name, "all", ne, kind) for name, _, ne, kind in linear if name in names]
     rows += _others(linear, names)
     rows += _others(full, names)
+    head = f"blk.{h.n_layer}."
+    rows += [_row(t, head, "mtp") for t in mtp_tensors(h) if ".indexer." not in t.name]
     return rows
 
 

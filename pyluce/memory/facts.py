@@ -35,6 +35,12 @@ class TensorFact:
         return self.name.endswith("_exps.weight")
 
     @property
+    def layer(self) -> int | None:
+        """The number of its layer, a draft head's behind the trunk's; None for a tensor of none."""
+        parts = self.name.split(".", 2)
+        return int(parts[1]) if parts[0] == "blk" and len(parts) == 3 and parts[1].isdigit() else None
+
+    @property
     def n_values(self) -> int:
         """Values in it."""
         values = 1
@@ -71,6 +77,11 @@ class ModelFacts:
     published: Published | None = None
 
     @property
+    def has_head(self) -> bool:
+        """A draft head is part of it."""
+        return f"blk.{self.hparams.n_layer}.nextn.eh_proj.weight" in self.tensors
+
+    @property
     def device_tensors(self) -> list[TensorFact]:
         """What a GPU has: all but the PLE table and the token embedding, which is the output matrix where there is none."""
         on_host = {PLE_TABLE, TOKEN_EMBEDDING} if OUTPUT in self.tensors else {PLE_TABLE}
@@ -96,17 +107,21 @@ def published_names() -> list[str]:
     return sorted(_published()["quants"])
 
 
-def load_published(name: str) -> ModelFacts:
-    """The facts of a published quant. Raises ValueError naming those that there are."""
+def load_published(name: str, *, mtp: bool = False) -> ModelFacts:
+    """The facts of a published quant, `mtp` with its draft head. Raises ValueError naming those that there are, or without a head."""
     document = _published()
     quant = document["quants"].get(name.lower())
     if quant is None:
         raise ValueError(f"like: expected one of {', '.join(published_names())}, found {name!r}")
+    if mtp and quant["sidecar_bytes"] is None:
+        raise ValueError(
+            f"like: expected a quant whose draft head is published, found {name!r}, of which none is known"
+        )
     hparams = _hparams(document["model"]["hparams"])
     tensors: dict[str, TensorFact] = {}
     for pattern, layers, ne, type_name in document["model"]["tensors"]:
         kind = TYPES_BY_NAME[type_name].id if type_name is not None else None
-        for layer in _layers(hparams, layers):
+        for layer in [] if layers == "mtp" and not mtp else _layers(hparams, layers):
             full = pattern.format(layer)
             tensors[full] = TensorFact(full, tuple(ne), kind)
     totals = Published(
@@ -132,6 +147,7 @@ def _layers(h: HParams, which: str) -> list[int]:
         "linear": [i for i, recurrent in enumerate(h.recurrent_layers) if recurrent],
         "full": list(h.full_layers),
         "ple": [h.ple.layer] if h.ple is not None else [],
+        "mtp": [h.n_layer],
     }
     return kinds[which]
 

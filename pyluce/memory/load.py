@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from pyluce.graph.options import RunnerOptions
+from pyluce.memory.experts import plan_hot
 from pyluce.memory.facts import ModelFacts, facts_of
 from pyluce.memory.machine import DeviceMemory, Machine, MemoryKind
 from pyluce.memory.meter import Meter
@@ -40,15 +42,25 @@ def load_request(facts: ModelFacts, options: LoadOptions, speculation: Speculati
     )
 
 
-def this_machine(device: str) -> Machine:
-    """The memory of a device of this machine that is free now. Raises NativeError when there is no such device."""
-    host = system.available_bytes()
-    if device == "cpu":
-        return Machine(DeviceMemory("cpu", MemoryKind.CPU, host), host)
-    free, _ = device_memory(device)
-    integrated = api.ggml_backend_dev_type(find_device(device)) == BackendDevType.IGPU
-    kind = MemoryKind.UNIFIED if integrated else MemoryKind.DISCRETE
-    return Machine(DeviceMemory(device, kind, free), host)
+def this_machine(device: str, expert_device: str | None = None) -> Machine:
+    """The memory of devices of this machine that is free now. Raises NativeError when there is no such device."""
+    expert = None if expert_device is None else this_device(expert_device)
+    return Machine(this_device(device), system.available_bytes(), expert)
+
+
+def this_device(name: str) -> DeviceMemory:
+    """One of them. Raises NativeError, or ValueError for what is no device's name."""
+    if name == "cpu":
+        return DeviceMemory("cpu", MemoryKind.CPU, system.available_bytes())
+    free, _ = device_memory(name)
+    integrated = api.ggml_backend_dev_type(find_device(name)) == BackendDevType.IGPU
+    return DeviceMemory(name, MemoryKind.UNIFIED if integrated else MemoryKind.DISCRETE, free)
+
+
+def with_hot(machine: Machine, facts: ModelFacts, options: LoadOptions) -> Machine:
+    """The machine with the bytes of the hot experts that these options ask for. Raises RoutesError, ValueError."""
+    hot = plan_hot(facts, options.placement)
+    return machine if hot is None else replace(machine, hot_bytes=hot.n_bytes, hot=str(hot))
 
 
 def open_meter(facts: ModelFacts, options: LoadOptions, *, here: bool = True) -> Meter:
@@ -60,6 +72,7 @@ def open_meter(facts: ModelFacts, options: LoadOptions, *, here: bool = True) ->
         repack=options.repack,
         n_threads=cpu_threads(options),
         buffer_type=api.ggml_backend_dev_buffer_type(find_device(options.device)) if here and not on_cpu else 0,
+        collect_picks=options.collect_routing is not None,
     )
 
 
@@ -84,7 +97,8 @@ def plan_load(model_file: ModelFile, options: LoadOptions, speculation: Speculat
     """The plan for an open model (its draft head attached, if it is used) on this machine, as it is now. Raises PlanError, NativeError."""
     facts = facts_of(model_file.hparams.name or model_file.path, model_file.hparams, model_file.tensors)
     with open_meter(facts, options) as meter:
-        return make_plan(facts, load_request(facts, options, speculation), this_machine(options.device), meter)
+        machine = with_hot(this_machine(options.device, options.expert_device), facts, options)
+        return make_plan(facts, load_request(facts, options, speculation), machine, meter)
 
 
 def runner_options(plan: MemoryPlan, options: LoadOptions) -> RunnerOptions:

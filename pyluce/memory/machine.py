@@ -26,17 +26,35 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`target` computes; `expert` holds routed experts where they lie elsewhere, `hot_bytes` of them again on the target."""
+    """`target` computes; `expert` holds routed experts where they lie elsewhere, `hot_bytes` of them again on the target.
+
+    `hot` says which, for people.
+    """
 
     target: DeviceMemory
     host_free_bytes: int
     expert: DeviceMemory | None = None
     hot_bytes: int = 0
+    hot: str | None = None
 
     @property
     def shares_host_memory(self) -> bool:
         """What the host keeps and what the device keeps come out of the same memory."""
         return self.target.kind is not MemoryKind.DISCRETE
+
+    @property
+    def expert_shares_host_memory(self) -> bool:
+        """What the host keeps and the experts come out of the same memory."""
+        return self.expert is not None and self.expert.kind is not MemoryKind.DISCRETE
+
+    @property
+    def expert_available_bytes(self) -> int:
+        """What the expert device may use: with shared memory no more than the host has; 0 without one."""
+        if self.expert is None:
+            return 0
+        if self.expert_shares_host_memory:
+            return min(self.expert.free_bytes, self.host_free_bytes)
+        return self.expert.free_bytes
 
     @property
     def available_bytes(self) -> int:

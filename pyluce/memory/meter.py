@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from pyluce.graph.chunks import span_blocks
 from pyluce.graph.largest import largest_graphs
-from pyluce.graph.layers import TrunkWeights
+from pyluce.graph.layers import MtpWeights, TrunkWeights
 from pyluce.graph.mtp import DraftGraph, DraftKey
 from pyluce.graph.trunk import GraphKey, StepGraph
 from pyluce.memory.facts import ModelFacts, TensorFact
@@ -46,12 +46,20 @@ class Meter:
     """
 
     def __init__(
-        self, facts: ModelFacts, *, on_cpu: bool = True, repack: bool = True, n_threads: int = 1, buffer_type: int = 0
+        self,
+        facts: ModelFacts,
+        *,
+        on_cpu: bool = True,
+        repack: bool = True,
+        n_threads: int = 1,
+        buffer_type: int = 0,
+        collect_picks: bool = False,
     ) -> None:
         load_libraries()
         self._facts = facts
         self._on_cpu = on_cpu
         self._n_threads = n_threads
+        self._collect_picks = collect_picks
         self._buffer_type = buffer_type or api.ggml_backend_cpu_buffer_type()
         self._repack_type: int | None = None
         self._repacked: frozenset[str] = frozenset()
@@ -67,16 +75,16 @@ class Meter:
         self._weights = HeaderWeights(facts, self._here, self._repacked, self._repack_buffer)
         self._trunk = HeaderTrunk(self._weights, self._here, self._buffer_type)
         self._graphs: dict[tuple[StateOptions, GraphKey], tuple[int, int]] = {}
+        self._drafts: dict[DraftKey, int] = {}
 
     @property
     def derived_bytes(self) -> int:
         """Tensors that are made from the file's while loading."""
         return self._trunk.planned_bytes
 
-    @property
-    def repacked_bytes(self) -> int:
-        """Matrices that the CPU keeps in its own layout; 0 elsewhere."""
-        return sum(t.n_bytes for t in self._facts.tensors.values() if t.name in self._repacked)
+    def repacked_bytes(self, tensors: list[TensorFact]) -> int:
+        """Those of the tensors that the CPU keeps in its own layout; 0 elsewhere."""
+        return sum(t.n_bytes for t in tensors if t.name in self._repacked)
 
     def copied_bytes(self, tensors: list[TensorFact]) -> int:
         """Tensors in one buffer of the device, its alignment and padding included."""
@@ -106,9 +114,13 @@ class Meter:
         mtp = self._trunk.mtp
         if mtp is None or not options.mtp or not options.reach:
             return 0
-        one = replace(options, n_slots=1, cache_pages=0)
-        pool = HeaderPool(self._here, self._facts.hparams, one)
         key = DraftKey(options.n_slots, options.reach, options.pages_per_slot)
+        if key not in self._drafts:
+            self._drafts[key] = self._draft_graph(options, key, mtp)
+        return self._drafts[key]
+
+    def _draft_graph(self, options: StateOptions, key: DraftKey, mtp: MtpWeights) -> int:
+        pool = HeaderPool(self._here, self._facts.hparams, replace(options, n_slots=1, cache_pages=0))
         graph = DraftGraph(key, self._facts.hparams, mtp, pool, Fault.NONE, on_cpu=self._on_cpu)
         try:
             return graph_memory_bytes(graph.graph, self._buffer_type)
@@ -130,7 +142,7 @@ class Meter:
         if known is not None:
             return known
         pool = HeaderPool(self._here, h, one)
-        graph = StepGraph(key, h, self._trunk, pool, Fault.NONE, key.phase)
+        graph = StepGraph(key, h, self._trunk, pool, Fault.NONE, key.phase, collect_picks=self._collect_picks)
         try:
             work = cpu_work_bytes(graph.graph, self._n_threads) if self._on_cpu else 0
             found = (graph_memory_bytes(graph.graph, self._buffer_type), work)

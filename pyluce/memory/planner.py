@@ -12,8 +12,9 @@ from typing import Final, Protocol
 
 from pyluce.graph.chunks import pad_rows
 from pyluce.graph.options import CHUNK_UNIT, RunnerOptions
+from pyluce.memory.experts import split_graph_bytes
 from pyluce.memory.facts import ModelFacts, TensorFact
-from pyluce.memory.machine import Machine, MemoryKind
+from pyluce.memory.machine import Machine
 from pyluce.memory.parts import Part, Place, weight_parts
 from pyluce.memory.rows import FLOOR_ROWS, FLOOR_ROWS_SPLIT, budget_of, fit_rows_and_allowance, row_cap
 from pyluce.state.layout import StateOptions
@@ -35,8 +36,7 @@ class SizeMeter(Protocol):
 
     @property
     def derived_bytes(self) -> int: ...
-    @property
-    def repacked_bytes(self) -> int: ...
+    def repacked_bytes(self, tensors: list[TensorFact]) -> int: ...
     def copied_bytes(self, tensors: list[TensorFact]) -> int: ...
     def state_bytes(self, options: StateOptions) -> int: ...
     def graph_bytes(self, options: StateOptions, rows: int) -> int: ...
@@ -108,8 +108,11 @@ class _Planner:
         self._budget = budget_of(self._available)
         weights, self._notes = weight_parts(facts, machine, meter)
         self._weights = (*weights, Part(Place.TARGET, "weights, derived", meter.derived_bytes))
-        counted = (Place.TARGET, Place.HOST) if machine.shares_host_memory else (Place.TARGET,)
+        counted = [Place.TARGET]
+        if machine.shares_host_memory:
+            counted += [Place.HOST, *([Place.EXPERT] if machine.expert_shares_host_memory else [])]
         mine = [p for p in self._weights if p.place in counted]
+        self._there = sum(p.n_bytes for p in self._weights if p.place is Place.EXPERT)
         self._resident = sum(p.n_bytes for p in mine if not p.mapped)
         self._mapped = sum(p.n_bytes for p in mine if p.mapped)
 
@@ -124,7 +127,7 @@ class _Planner:
             fixed -= self._mapped
         chunk, allowance = self._rows(state, fixed)
         share = 1 if machine.shares_host_memory else 2  # half of what is kept lies on the host
-        budget = self._prefix_cache(state, allowance * share)
+        budget = self._prefix_cache(state, allowance * share, chunk)
         state = replace(state, cache_pages=cache_pages(self._facts.hparams, state, budget))
         parts = (*self._weights, *self._state_parts(state, budget), *self._run_parts(state, chunk))
         return MemoryPlan(
@@ -169,7 +172,12 @@ class _Planner:
     def _measure(self, state: StateOptions, rows: int) -> int:
         rows = min(rows, pad_rows(state.n_ctx))
         graphs = self._meter.graph_bytes(state, rows) + self._meter.draft_bytes(state)
-        return graphs + self._meter.work_bytes(state, rows)
+        both = self._machine.shares_host_memory and self._machine.expert_shares_host_memory
+        return graphs + self._meter.work_bytes(state, rows) + (self._split_graphs(rows) if both else 0)
+
+    def _split_graphs(self, rows: int) -> int:
+        """Graphs on the device that holds the experts; 0 without one."""
+        return split_graph_bytes(self._facts.hparams, rows) if self._machine.expert is not None else 0
 
     def _host_tables(self, n_ctx: int, n_slots: int) -> int:
         """Rotation angles of every position, and a copy of the page tables."""
@@ -191,12 +199,18 @@ class _Planner:
         expert = self._machine.expert
         if expert is None:
             return
-        there = sum(p.n_bytes for p in self._weights if p.place is Place.EXPERT)
-        if there > budget_of(expert.free_bytes):
+        need = self._there + self._split_graphs(self._request.chunk or CHUNK_UNIT)
+        available = self._machine.expert_available_bytes
+        if need > budget_of(available):
             raise PlanError(
-                f"expert_device: the routed experts take {gib(there)}, found {gib(expert.free_bytes)} available on "
+                f"expert_device: the routed experts and their graphs take {gib(need)}, found {gib(available)} available on "
                 f"{expert.name}, of which a tenth is kept free; choose another device, or a smaller quant"
             )
+
+    def _rows_there(self) -> int:
+        """Rows whose graphs fit on the device that holds the experts."""
+        room = budget_of(self._machine.expert_available_bytes) - self._there
+        return room // self._split_graphs(1)
 
     def _rows(self, state: StateOptions, fixed: int) -> tuple[int, int]:
         """Rows of a chunk, and bytes on the target that kept prompts may take."""
@@ -209,6 +223,8 @@ class _Planner:
             return request.chunk, min(wanted, self._budget - need)
         split = machine.expert is not None
         limit = min(row_cap(request.n_slots, split=split, hot_experts=machine.hot_bytes > 0), pad_rows(request.n_ctx))
+        if split:
+            limit = min(limit, max(CHUNK_UNIT, self._rows_there() // CHUNK_UNIT * CHUNK_UNIT))
         found = fit_rows_and_allowance(
             limit,
             self._available,
@@ -229,13 +245,12 @@ class _Planner:
             return given
         return automatic_budget(self._facts.hparams, state, max(0, self._available - self._resident))
 
-    def _prefix_cache(self, state: StateOptions, room: int) -> int:
+    def _prefix_cache(self, state: StateOptions, room: int, chunk: int) -> int:
         """What kept prompts get: what is left where nothing was asked for, what was asked for, or PlanError."""
         given = self._request.prefix_cache_bytes
         if not self._machine.shares_host_memory:
-            expert = self._machine.expert
-            there = sum(p.n_bytes for p in self._weights if p.place is Place.EXPERT)
-            taken = there if expert is not None and expert.kind is MemoryKind.UNIFIED else 0
+            there = self._there + self._split_graphs(min(chunk, pad_rows(state.n_ctx)))
+            taken = there if self._machine.expert_shares_host_memory else 0
             taken += self._host_tables(state.n_ctx, state.n_slots)
             room = min(room, 2 * max(0, budget_of(self._machine.host_free_bytes) - taken))
         if given is not None and given > room:
@@ -280,6 +295,7 @@ class _Planner:
             Part(Place.TARGET, "graphs", self._meter.graph_bytes(state, rows)),
             Part(Place.TARGET, "draft graphs", self._meter.draft_bytes(state)),
             Part(Place.TARGET, "workspace", self._meter.work_bytes(state, rows)),
+            Part(Place.EXPERT, "graphs, by formula", self._split_graphs(rows)),
             Part(Place.HOST, "tables", self._host_tables(state.n_ctx, state.n_slots)),
         ]
 

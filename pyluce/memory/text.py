@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pyluce.memory.machine import MemoryKind
+from pyluce.memory.machine import Machine, MemoryKind
 from pyluce.memory.parts import Place
 from pyluce.memory.planner import Largest, MemoryPlan
+from pyluce.memory.rows import budget_of
 
 
 def plan_lines(plan: MemoryPlan, largest: Largest, automatic_chunk: int) -> Iterator[str]:
@@ -18,6 +19,7 @@ def plan_lines(plan: MemoryPlan, largest: Largest, automatic_chunk: int) -> Iter
     kind = "" if target.kind is MemoryKind.CPU else f", {target.kind.value} memory"
     available, budget = _size(plan.machine.available_bytes).strip(), _size(plan.budget_bytes).strip()
     yield f"device    {named}{kind}: {available} available, {budget} used at most"
+    yield from _expert_lines(plan.machine)
     slots, most = _slots(request.n_slots), _slots(largest.n_slots)
     yield f"context   {request.n_ctx:,} tokens in {slots}, keys and values {request.kv_type}"
     chosen = "" if plan.chunk_tokens == automatic_chunk else f" (auto: {automatic_chunk:,})"
@@ -25,8 +27,13 @@ def plan_lines(plan: MemoryPlan, largest: Largest, automatic_chunk: int) -> Iter
     yield f"kept      {plan.prefix_cache_bytes >> 20:,} MiB for prompts that begin alike"
     yield ""
     shared = plan.machine.shares_host_memory
-    places = ((Place.TARGET, Place.HOST),) if shared else ((Place.TARGET,), (Place.HOST,))
-    for group in (*places, (Place.EXPERT,), (Place.DISK,)):
+    there = plan.machine.expert_shares_host_memory
+    places: tuple[tuple[Place, ...], ...] = ((Place.TARGET,), (Place.HOST,), (Place.EXPERT,))
+    if shared:
+        places = ((Place.TARGET, Place.HOST, Place.EXPERT),) if there else ((Place.TARGET, Place.HOST), (Place.EXPERT,))
+    elif there:
+        places = ((Place.TARGET,), (Place.EXPERT, Place.HOST))
+    for group in (*places, (Place.DISK,)):
         parts = [p for p in plan.parts if p.place in group]
         if not parts:
             continue
@@ -46,6 +53,18 @@ def plan_lines(plan: MemoryPlan, largest: Largest, automatic_chunk: int) -> Iter
         yield "note: the device's own pools for matrix products are not in this plan; the tenth that stays free is for them"
 
 
+def _expert_lines(machine: Machine) -> Iterator[str]:
+    """The device that holds the experts, and the hot ones, where there is one."""
+    expert = machine.expert
+    if expert is None:
+        return
+    named = f"{expert.name} ({expert.architecture})" if expert.architecture else expert.name
+    free = machine.expert_available_bytes
+    kind = "" if expert.kind is MemoryKind.CPU else f", {expert.kind.value} memory"
+    yield f"experts   {named}{kind}: {_size(free).strip()} available, {_size(budget_of(free)).strip()} used at most"
+    yield f"hot       {machine.hot or 'none'}"
+
+
 def plan_json(plan: MemoryPlan, largest: Largest, automatic_chunk: int) -> dict[str, Any]:
     """The plan with every size in bytes."""
     target, expert = plan.machine.target, plan.machine.expert
@@ -53,6 +72,9 @@ def plan_json(plan: MemoryPlan, largest: Largest, automatic_chunk: int) -> dict[
         "model": plan.model,
         "device": {"name": target.name, "memory": target.kind.value, "architecture": target.architecture},
         "expert_device": None if expert is None else expert.name,
+        "expert_memory": None if expert is None else expert.kind.value,
+        "expert_available_bytes": plan.machine.expert_available_bytes,
+        "hot_experts": plan.machine.hot,
         "available_bytes": plan.machine.available_bytes,
         "budget_bytes": plan.budget_bytes,
         "n_ctx": plan.request.n_ctx,
@@ -75,7 +97,7 @@ def _slots(count: int) -> str:
 def _place_name(plan: MemoryPlan, place: Place) -> str:
     target, expert = plan.machine.target, plan.machine.expert
     if place is Place.EXPERT and expert is not None:
-        return expert.name
+        return f"{expert.name}, with the host" if plan.machine.expert_shares_host_memory else expert.name
     if place is not Place.TARGET:
         return str(place.value)
     if target.kind is MemoryKind.CPU:

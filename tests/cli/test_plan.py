@@ -9,9 +9,7 @@ import pytest
 
 from cli.main import main
 from pyluce.luce import Luce
-from pyluce.memory.machine import MemoryKind
 from pyluce.options import LoadOptions
-from pyluce.profiles import load_profile, parse_profile, profile_names
 from tests.support.models import luce_tiny_path
 
 
@@ -89,7 +87,11 @@ def test_the_large_model_on_a_profile(plan) -> None:
     found = json.loads(out)
     assert found["device"] == {"name": "hip:0", "memory": "unified", "architecture": "gfx1151"}
     assert found["budget_bytes"] == 96 * 2**30 - 96 * 2**30 // 10
-    assert found["chunk"] == found["automatic_chunk"] == 8192, "the context's 8192 tokens, as memory allows them"
+    assert (found["n_ctx"], found["slots"]) == (65536, 1)
+    assert found["chunk"] == found["automatic_chunk"] == 4096, "kept prompts come before more rows"
+    assert [p["bytes"] for p in found["parts"] if p["what"] == "draft head"] == [2786568256]
+    code, out, _ = plan("--like", "UD-Q4_K_XL", "--profile", "qwen-next-strix", "--verify-width", "1", "--json")
+    assert code == 0 and not any("draft" in p["what"] for p in json.loads(out)["parts"])
     code, out, _ = plan(
         "--like", "ud-q4_k_xl", "--profile", "qwen-next-r9700-strix", "--max-concurrency", "1", "--json"
     )
@@ -107,8 +109,16 @@ def test_the_large_model_on_a_profile(plan) -> None:
     [
         (["--like", "x"], "--like: expected one of gsq-rco, iq4_nl, ud-q4_k_xl, found 'x'"),
         (["--like", "iq4_nl", "m.gguf"], "--model and --like contradict each other"),
-        (["--profile", "x"], "--profile: expected one of qwen-next-r9700-strix, qwen-next-strix, found 'x'"),
-        (["--profile", "qwen-next-strix", "--device", "cpu"], "--profile and --device contradict each other"),
+        (
+            ["--profile", "x"],
+            "--profile: expected one of cpu, qwen-next-cuda, qwen-next-r9700-strix, qwen-next-strix, tiny, found 'x'",
+        ),
+        (["--expert-device", "cpu"], "--expert-device: expected another device than the target"),
+        (["--expert-placement", "auto"], "--expert-placement: expected with expert_device only"),
+        (
+            ["--profile", "qwen-next-strix", "--expert-budget-mib", "1"],
+            "--expert-budget-mib: expected with expert_placement only",
+        ),
         (["--device-memory", "8"], "--device-memory and --memory-kind belong together"),
         (["--device-memory", "8", "--memory-kind", "unified"], "--device-memory: expected with a GPU"),
         (["--like", "iq4_nl", "--profile", "qwen-next-r9700-strix"], "no split can be planned"),
@@ -127,23 +137,3 @@ def test_a_gpu_that_is_not_here(plan, capsys: pytest.CaptureFixture[str]) -> Non
     assert code == 0
     assert {part["what"]: part["place"] for part in found["parts"]}["token embedding, mapped"] == "host"
     assert found["available_bytes"] == 2**30
-
-
-def test_profiles() -> None:
-    assert profile_names() == ["qwen-next-r9700-strix", "qwen-next-strix"]
-    split = load_profile("qwen-next-r9700-strix")
-    assert split.max_ctx == 131072
-    assert split.machine.target.kind is MemoryKind.DISCRETE
-    assert split.machine.expert is not None and split.machine.expert.architecture == "gfx1151"
-    assert split.machine.host_free_bytes == 96 << 30
-    good = '[flags]\ndevice = "hip:0"\n[[devices]]\nname = "hip:0"\narchitecture = "a"\nmemory = "unified"\ngib = 1\n'
-    assert parse_profile("x", good).machine.target.free_bytes == 1 << 30
-    for bad, message in (
-        (good.replace("unified", "discrete"), "expected a device with unified memory"),
-        (good.replace("gib = 1", "gib = 1\ncolour = 1"), "found colour"),
-        (good.replace('device = "hip:0"', 'device = "hip:1"', 1), "'hip:1' is missing"),
-        (good + "[", "x.toml"),
-        (good.replace("unified", "other"), "other"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            parse_profile("x", bad)

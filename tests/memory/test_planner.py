@@ -6,13 +6,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from pyluce.memory.experts import expert_bytes, plan_hot, route_shape, routed_experts, split_graph_bytes
 from pyluce.memory.facts import ModelFacts, TensorFact, load_published, published_names, read_facts
 from pyluce.memory.machine import DeviceMemory, Machine, MemoryKind
 from pyluce.memory.meter import Meter
 from pyluce.memory.parts import Place
 from pyluce.memory.planner import MemoryPlan, PlanError, Request, largest_fit, make_plan
+from pyluce.placement.counts import RouteShape
+from pyluce.placement.hot import choose_hot
+from pyluce.placement.options import PlacementOptions
+from pyluce.placement.table_file import RoutesError, write_routes
 from pyluce.state.layout import StateOptions, page_bytes, recurrent_bytes
 from pyluce.weights import ModelError
 from pyluce.weights.ggml_types import F16
@@ -35,7 +41,9 @@ class SimpleMeter:
     """State: 1 MiB a slot and 1 KiB a token of it; a row of a chunk: 4 KiB; no workspace. Pages are as large as they are."""
 
     derived_bytes = 1000
-    repacked_bytes = 2 * MIB
+
+    def repacked_bytes(self, tensors: list[TensorFact]) -> int:
+        return sum(t.n_bytes for t in tensors if t.name != "token_embd.weight")
 
     def copied_bytes(self, tensors: list[TensorFact]) -> int:
         return sum(t.n_bytes for t in tensors)
@@ -155,12 +163,84 @@ def test_devices() -> None:
     assert Machine(DeviceMemory("hip:0", MemoryKind.DISCRETE, GIB), 20 * MIB).available_bytes == GIB
     with pytest.raises(PlanError, match="device: the weights take .* cuda:0"):
         plan(NOTHING_KEPT, Machine(DeviceMemory("cuda:0", MemoryKind.DISCRETE, 2 * MIB), 64 * GIB))
-    split = Machine(apart.target, 64 * GIB, DeviceMemory("hip:1", MemoryKind.UNIFIED, GIB), hot_bytes=123)
-    parts = plan(NOTHING_KEPT, split).parts
-    assert [(p.what, p.n_bytes) for p in parts if p.place is Place.EXPERT] == [("routed experts", MIB)]
+
+
+def split(kind: MemoryKind = MemoryKind.UNIFIED, there: int = GIB, host: int = 64 * GIB) -> Machine:
+    target = DeviceMemory("cuda:0", MemoryKind.DISCRETE, GIB)
+    return Machine(target, host, DeviceMemory("hip:1", kind, there), hot_bytes=123)
+
+
+def test_experts_on_a_second_device() -> None:
+    parts = plan(NOTHING_KEPT, split()).parts
+    graphs = split_graph_bytes(SIZES, 512)
+    assert graphs == 512 * 4 * (SIZES.n_embd + SIZES.n_expert_used * (3 * SIZES.n_ff_exp + SIZES.n_embd + 1))
+    assert [(p.what, p.n_bytes) for p in parts if p.place is Place.EXPERT] == [
+        ("routed experts", MIB),
+        ("graphs, by formula", graphs),
+    ]
     assert {p.what: p.n_bytes for p in parts if p.place is Place.TARGET}["hot experts"] == 123
-    with pytest.raises(PlanError, match="expert_device: the routed experts take"):
-        plan(NOTHING_KEPT, replace(split, expert=DeviceMemory("hip:1", MemoryKind.UNIFIED, MIB)))
+    needed = MIB + graphs
+    least = needed * 10 // 9 + 2
+    assert plan(NOTHING_KEPT, split(there=least)).chunk_tokens == 512
+    for machine in (split(there=needed), split(host=needed)):
+        with pytest.raises(PlanError, match="expert_device: the routed experts and their graphs take .* hip:1"):
+            plan(NOTHING_KEPT, machine)
+    assert plan(NOTHING_KEPT, split(MemoryKind.DISCRETE, host=needed)).chunk_tokens == 512, "its memory is its own"
+
+
+def test_the_expert_device_limits_the_chunk() -> None:
+    room = MIB + split_graph_bytes(SIZES, 1000)
+    made = plan(Request(n_ctx=4096, prefix_cache_bytes=0), split(there=room * 10 // 9 + 2))
+    assert made.chunk_tokens == 768
+    assert plan(Request(n_ctx=4096, prefix_cache_bytes=0), split()).chunk_tokens == 4096
+
+
+def test_kept_prompts_and_unified_experts_share_the_host() -> None:
+    """Half of what is kept lies on the host, beside the experts where those are the host's too."""
+    asked = Request(n_ctx=4096, chunk=256, prefix_cache_bytes=200 * MIB)
+    host = 113 * MIB
+    plan(asked, split(MemoryKind.DISCRETE, host=host))
+    needs = 200 * MIB // 2 + MIB + split_graph_bytes(SIZES, 256)
+    assert needs > host - host // 10
+    with pytest.raises(PlanError, match="prefix_cache_mib: 200 MiB do not fit"):
+        plan(asked, split(host=host))
+
+
+def test_a_cpu_gives_its_experts_away() -> None:
+    """The pair that a test can have: the CPU, and a device behind RPC."""
+    machine = replace(split(MemoryKind.DISCRETE), target=DeviceMemory("cpu", MemoryKind.CPU, GIB), hot_bytes=0)
+    made = plan(NOTHING_KEPT, machine)
+    assert [sizes(made)[what] for what in ("weights, mapped", "weights, repacked", "routed experts")] == [MIB] * 3
+
+
+def test_the_experts_of_a_draft_head_stay() -> None:
+    model = facts()
+    head = TensorFact(f"blk.{SIZES.n_layer}.ffn_up_exps.weight", (1024, 512), F16)
+    model = replace(model, tensors={**model.tensors, head.name: head})
+    assert [t.name for t in routed_experts(model)] == ["blk.0.ffn_up_exps.weight"]
+    assert expert_bytes(model) == (MIB // SIZES.n_expert, *[0] * (SIZES.n_layer - 1))
+    assert sizes(plan(NOTHING_KEPT, split(), model))["weights"] == 2 * MIB, "output and the head's experts"
+
+
+def test_the_hot_set_of_a_placement(tmp_path: Path) -> None:
+    model = read_facts(luce_tiny_path())
+    size, shape = expert_bytes(model), route_shape(SIZES)
+    counts = np.zeros((shape.n_layer, shape.n_expert), np.uint64)
+    counts[0, 3], counts[1, 2] = 7, 3
+    table = tmp_path / "routes.csv"
+    write_routes(table, shape, counts)
+    asked = PlacementOptions("cpu", "rpc:localhost:1", str(table), 1)
+    found = plan_hot(model, asked)
+    assert found is not None and found.hot == choose_hot(counts, size, MIB) and found.n_bytes <= MIB
+    assert found.coverage == 1.0 and not found.learns
+    learning = plan_hot(model, replace(asked, expert_placement=f"auto:{table}"))
+    assert learning is not None and learning.hot == found.hot and learning.learns
+    nothing = plan_hot(model, replace(asked, expert_placement="auto"))
+    assert nothing is not None and nothing.coverage is None and nothing.n_bytes <= MIB
+    assert plan_hot(model, PlacementOptions("cpu", "rpc:localhost:1")) is None
+    write_routes(table, RouteShape(2, 4, 2), counts[:2, :4])
+    with pytest.raises(RoutesError, match="expected the model's"):
+        plan_hot(model, asked)
 
 
 def test_half_of_what_is_kept_lies_on_the_host_of_a_discrete_device() -> None:
@@ -225,10 +305,12 @@ def test_the_large_model_without_its_file(published: tuple[ModelFacts, Meter]) -
 def test_the_split_of_the_large_model(published: tuple[ModelFacts, Meter]) -> None:
     model, meter = published
     card = DeviceMemory("hip:0", MemoryKind.DISCRETE, 32 * GIB)
-    machine = Machine(card, 30 * GIB, DeviceMemory("hip:1", MemoryKind.UNIFIED, 96 * GIB), 8 * GIB)
+    machine = Machine(card, 96 * GIB, DeviceMemory("hip:1", MemoryKind.UNIFIED, 96 * GIB), 8 * GIB)
     made = make_plan(model, Request(n_ctx=131072), machine, meter)
     assert made.chunk_tokens <= 8192
     assert round(sizes(made)["routed experts"] / GIB, 1) == 71.7
+    hot = plan_hot(model, PlacementOptions("hip:0", "hip:1", "auto"))
+    assert hot is not None and hot.hot.n_hot == 2742 and hot.n_bytes <= 8 * GIB
     with pytest.raises(ValueError, match="no split can be planned"):
         make_plan(load_published("iq4_nl"), Request(n_ctx=131072), machine, meter)
     assert published_names() == ["gsq-rco", "iq4_nl", "ud-q4_k_xl"]

@@ -38,17 +38,17 @@ class Bytes:
 def make_request(length: int, seed: int = 0, n: int = 16, **options: Any) -> GenerationRequest:
     """A prompt with an end-of-text inside the n-gram window of its last token."""
     prompt = prompt_tokens(length, 1000 * seed + length, VOCAB, 0, (length // 2, -2))
-    return GenerationRequest(tuple(prompt), max_tokens=n, hash_logits=True, **options)
+    return GenerationRequest(tuple(prompt), max_tokens=n, **{"hash_logits": True, **options})
 
 
 def request_pool(lengths: Sequence[int] = LENGTHS, seed: int = 0) -> list[GenerationRequest]:
-    """One request a length; every third draws its tokens, every fourth counts them."""
+    """One request a length; every third draws its tokens, every fourth counts them, and one needs no logits."""
     made = []
     for index, length in enumerate(lengths):
         sampling = SamplingParams(temperature=1.0, seed=index, top_k=40) if index % 3 == 1 else SamplingParams()
         if index % 4 == 3:
             sampling = SamplingParams(presence_penalty=1.5, repeat_penalty=1.2)
-        made.append(make_request(length, seed, n=24 + 10 * (index % 5), sampling=sampling))
+        made.append(make_request(length, seed, n=24 + 10 * (index % 5), sampling=sampling, hash_logits=index != 5))
     return made
 
 
@@ -166,12 +166,12 @@ class Run:
 
     def _watch(self, runner: Any) -> None:
         """Count what the test wants to have happened."""
-        decode, new_sequence = runner.decode, runner.new_sequence
+        decode_rows, new_sequence = runner.decode_rows, runner.new_sequence
         live: list[Any] = []
 
-        def watched_decode(rows: Any) -> Any:
+        def watched_decode(rows: Any, wants_logits: Any) -> Any:
             self._widest = max(self._widest, len(rows))
-            return decode(rows)
+            return decode_rows(rows, wants_logits)
 
         def watched_new_sequence() -> Any:
             live[:] = [state for state in live if state._slot is not None]
@@ -179,7 +179,7 @@ class Run:
             live.append(new_sequence())
             return live[-1]
 
-        runner.decode, runner.new_sequence = watched_decode, watched_new_sequence
+        runner.decode_rows, runner.new_sequence = watched_decode, watched_new_sequence
 
 
 class Alone:

@@ -15,10 +15,12 @@ from pyluce.engine import Outcome as End
 from pyluce.luce import Luce
 from tests.serving.exact import Alone, Outcome, Run, make_request, request_pool
 from tests.support.desk import Answer
-from tests.support.device import LOAD_OPTIONS
+from tests.support.device import LOAD_OPTIONS, ON_GPU
 
 SLOTS = (1, 2, 3, 4, 8, 16)
 SHORT = (20, 33, 61, 64, 70, 128, 129)
+FAULTY_SLOTS = (4, 8) if ON_GPU else (2, 3, 4, 8)
+"""Where upstream's kernels show that they depend on the number of rows: on a GPU one of theirs treats 1 to 3 rows of F32 alike."""
 
 
 class AnswerDiffers(AssertionError):  # noqa: N818  (an assertion, not an error of the code)
@@ -91,7 +93,7 @@ def test_a_slot_shows_nothing_of_who_was_there_before(serving_model: Path, alone
     assert all(answer.complete for answer in outcome.answers)
 
 
-@pytest.mark.parametrize("n_slots", [2, 3, 4, 8])
+@pytest.mark.parametrize("n_slots", FAULTY_SLOTS)
 def test_control_rows_that_depend_on_the_batch_are_seen(serving_model: Path, alone: Alone, n_slots: int) -> None:
     """With kernels that add in another order for another number of rows, the comparison fails, even with the same faulty engine alone."""
     requests = request_pool(SHORT)

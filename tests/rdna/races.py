@@ -1,0 +1,128 @@
+"""Conflicting accesses of a workgroup's waves between two barriers.
+
+For every granule (as wide as the kernel's narrowest store, at most 4 bytes) the last writer and the last two readers of
+different waves are remembered, each with its wave, the number of barriers that its workgroup had passed, and its
+instruction. Accesses of different workgroups to global memory are not compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tests.rdna.decode import Instruction
+
+WAVE_BITS = 12
+MAX_WAVES = 1 << WAVE_BITS
+
+
+@dataclass(frozen=True)
+class Race:
+    """Two instructions that touched the same bytes; the later one first seen at ``place``."""
+
+    first: str
+    second: str
+    place: str
+    same_value: bool  # two stores, and the second stored what was there already
+
+    def __str__(self) -> str:
+        note = " (the same value)" if self.same_value else ""
+        return f"{self.place}{note}:\n    {self.first}\n    {self.second}"
+
+
+class Shadow:
+    """What is remembered about one stretch of memory."""
+
+    def __init__(self, nbytes: int, granule: int) -> None:
+        count = -(-nbytes // granule)
+        self.keys = np.zeros((3, count), np.uint32)  # writer, reader, another reader: epoch and wave, 0 for none
+        self.who = np.zeros((3, count), np.uint16)  # their instructions
+
+
+class Races:
+    """One dispatch's record. ``epoch[wave]`` counts the barriers passed."""
+
+    def __init__(self, granule: int, instructions: list[Instruction], atomic: list[bool]) -> None:
+        self.granule = granule
+        self.instructions, self.atomic = instructions, atomic
+        self.shadows: dict[Any, Shadow] = {}
+        self.found: dict[tuple[int, int], Race] = {}
+        self.epoch = np.ones(0, np.uint32)
+        self.group_of = np.zeros(0, np.int64)
+        self.base = 1
+
+    def next_chunk(self, group_of: np.ndarray) -> None:
+        """Other waves now; nothing of the earlier ones can conflict with theirs."""
+        self.base = int(self.epoch.max(initial=self.base)) + 1
+        self.epoch = np.full(len(group_of), self.base, np.uint32)
+        self.group_of = group_of
+
+    def record(
+        self, space: Any, nbytes: int, offsets: np.ndarray, size: int, waves: np.ndarray, number: int, write: bool, name: str,
+        unchanged: Any = None,
+    ) -> None:  # fmt: skip
+        """Accesses of ``size`` bytes at ``offsets`` by ``waves`` (the same shape); ``unchanged``: stores that store what
+        was there."""
+        shadow = self.shadows.get(space)
+        if shadow is None:
+            shadow = self.shadows[space] = Shadow(nbytes, self.granule)
+        first = offsets // self.granule
+        last = (offsets + (size - 1)) // self.granule
+        keys = (self.epoch[waves] << np.uint32(WAVE_BITS)) | waves.astype(np.uint32)
+        for step in range(int((last - first).max()) + 1):
+            at = first + step
+            if step and (at > last).any():
+                inside = at <= last
+                self._one(shadow, at[inside], keys[inside], number, write, name, None)
+            else:
+                self._one(shadow, at, keys, number, write, name, unchanged)
+
+    def _one(self, shadow: Shadow, at: Any, keys: Any, number: int, write: bool, name: str, unchanged: Any) -> None:
+        for row in (0, 1, 2) if write else (0,):
+            before = shadow.keys[row][at]
+            same = (before >> np.uint32(WAVE_BITS)) == (keys >> np.uint32(WAVE_BITS))
+            conflict = same & (before != keys)
+            if conflict.any():
+                self._report(
+                    shadow.who[row][at], before, keys, conflict, at, number, name, unchanged if row == 0 else None
+                )
+        if write:
+            shadow.keys[0][at] = keys
+            shadow.who[0][at] = number
+            beaten = shadow.keys[0][at] != keys  # another wave of this very instruction
+            if beaten.any():
+                who = np.full(len(at), number, np.uint16)
+                self._report(who, shadow.keys[0][at], keys, beaten, at, number, name, unchanged)
+            return
+        before = shadow.keys[1][at]
+        other = (before != keys) & ((before >> np.uint32(WAVE_BITS)) == (keys >> np.uint32(WAVE_BITS)))
+        if other.any():
+            shadow.keys[2][at[other]] = before[other]
+            shadow.who[2][at[other]] = shadow.who[1][at[other]]
+        shadow.keys[1][at] = keys
+        shadow.who[1][at] = number
+        beaten = shadow.keys[1][at] != keys
+        if beaten.any():
+            shadow.keys[2][at[beaten]] = keys[beaten]
+            shadow.who[2][at[beaten]] = number
+
+    def _report(
+        self, who: Any, before: Any, keys: Any, conflict: Any, at: Any, number: int, name: str, unchanged: Any
+    ) -> None:
+        where = np.flatnonzero(conflict)
+        one, two = (before[where] & (MAX_WAVES - 1)).astype(np.int64), (keys[where] & (MAX_WAVES - 1)).astype(np.int64)
+        where = where[self.group_of[one] == self.group_of[two]]
+        for k in where:
+            pair = (int(who[k]), number)
+            if self.atomic[pair[0]] and self.atomic[number]:
+                continue
+            if pair in self.found and not self.found[pair].same_value:
+                continue
+            same = unchanged is not None and bool(unchanged[k])
+            if pair in self.found and same:
+                continue
+            waves = f"waves {int(before[k]) & (MAX_WAVES - 1)} and {int(keys[k]) & (MAX_WAVES - 1)}"
+            place = f"{name} + {int(at[k]) * self.granule}, {waves}"
+            self.found[pair] = Race(str(self.instructions[pair[0]]), str(self.instructions[number]), place, same)
