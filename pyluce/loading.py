@@ -13,7 +13,7 @@ from pyluce.graph import RunnerOptions, TrunkRunner
 from pyluce.keeping import keep_model, lock_cache_dir
 from pyluce.luce import LoadedModel, ModelInfo, Progress
 from pyluce.memory.experts import route_shape
-from pyluce.memory.load import plan_load, runner_options
+from pyluce.memory.load import hot_experts, plan_load, runner_options
 from pyluce.memory.planner import PlanError
 from pyluce.native.sampler import SamplerChain
 from pyluce.native.vocabulary import Vocabulary
@@ -34,7 +34,6 @@ def load_engine(path: Path, options: LoadOptions, progress: Progress | None) -> 
     caller was interrupted meanwhile.
     """
     check_model_path(path)
-    refuse_split(options)
     loaded: list[LoadedModel] = []
 
     def open_core(check_interrupted: Callable[[], None]) -> ParkingCore[SequenceState]:
@@ -48,15 +47,6 @@ def load_engine(path: Path, options: LoadOptions, progress: Progress | None) -> 
         return core
 
     return Engine(open_core), loaded[0]
-
-
-def refuse_split(options: LoadOptions) -> None:
-    """Raise OptionError: experts on a second device are planned, and not run yet."""
-    if options.expert_device is not None:
-        raise OptionError(
-            f"expert_device: expected none, as this version runs no model on two devices, found {options.expert_device}; "
-            "`luce plan` and `luce run --dry-run` say what it would take"
-        )
 
 
 def check_model_path(path: Path) -> None:
@@ -90,15 +80,19 @@ def open_runner(path: Path, options: LoadOptions, report: Progress, routes: Rout
     """
     with open_model(path, draft=options.draft) as model_file:
         warnings = list(model_file.warnings)
+        if options.expert_device is not None and options.device == "cpu" and options.repack:
+            options = replace(options, repack=False)
+            warnings.append("repack: off, as the expert device has its experts as they are in the file")
         speculation = choose_speculation(model_file, options)
         if speculation.uses_head:
             model_file.attach_draft(embedding=options.device != "cpu")
         try:
             plan = plan_load(model_file, options, speculation)
-        except PlanError as error:
+            hot = hot_experts(model_file, options)
+        except (PlanError, RoutesError) as error:
             raise OptionError(str(error)) from error
     warnings += plan.warnings
-    runner = TrunkRunner(path, runner_options(plan, options), report, routes)
+    runner = TrunkRunner(path, runner_options(plan, options, hot), report, routes)
     return OpenedModel(runner, plan.request.n_ctx, plan.prefix_cache_bytes, warnings, speculation)
 
 

@@ -16,6 +16,7 @@ from pyluce.native import ggml_backend as api
 from pyluce.native.devices import device_memory, find_device
 from pyluce.native.ggml_backend import BackendDevType
 from pyluce.options import DEFAULT_MAX_CTX, LoadOptions, available_cpus
+from pyluce.placement.hot import HotSet
 from pyluce.speculation import NO_SPECULATION, Speculation, choose_speculation
 from pyluce.state import memory as system
 from pyluce.weights.model_file import ModelFile, open_model
@@ -101,8 +102,15 @@ def plan_load(model_file: ModelFile, options: LoadOptions, speculation: Speculat
         return make_plan(facts, load_request(facts, options, speculation), machine, meter)
 
 
-def runner_options(plan: MemoryPlan, options: LoadOptions) -> RunnerOptions:
-    """The runner that the plan is for."""
+def hot_experts(model_file: ModelFile, options: LoadOptions) -> HotSet | None:
+    """The experts that are on the target as well; None without a placement. Raises RoutesError for a table that does not fit the model."""
+    facts = facts_of(model_file.hparams.name or model_file.path, model_file.hparams, model_file.tensors)
+    hot = plan_hot(facts, options.placement)
+    return hot.hot if hot is not None else None
+
+
+def runner_options(plan: MemoryPlan, options: LoadOptions, hot: HotSet | None = None) -> RunnerOptions:
+    """The runner that the plan is for, with these experts on the target too."""
     return RunnerOptions(
         n_ctx=plan.request.n_ctx,
         n_slots=plan.request.n_slots,
@@ -114,5 +122,7 @@ def runner_options(plan: MemoryPlan, options: LoadOptions) -> RunnerOptions:
         device=options.device,
         prefix_cache_bytes=plan.prefix_cache_bytes,
         mtp=plan.request.mtp,
+        expert_device=options.expert_device,
+        hot_experts=hot,
         draft_path=None if options.draft is None or not plan.request.mtp else str(options.draft),
     )

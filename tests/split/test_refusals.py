@@ -35,7 +35,9 @@ def test_by_their_names(options: dict[str, Any], message: str) -> None:
 @only_cpu
 def test_too_little_memory(server: RpcServer, model_cache: ModelCache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(two_devices, "device_memory", lambda name: (1000, 1 << 30))
-    with pytest.raises(NativeError, match="expected 5.1 MiB free on rpc.* for the routed experts, found 0.0 of 1024.0 MiB"):
+    with pytest.raises(
+        NativeError, match="expected 5.1 MiB free on rpc.* for the routed experts, found 0.0 of 1024.0 MiB"
+    ):
         with open_runner(model(model_cache, "Q4_K"), expert_device=server.device, **OPTIONS):
             pass
 
