@@ -73,13 +73,17 @@ class LayerGraphs:
         x = self._input(GGMLType.F32, (h.n_embd, n), "x")
         ids = self._input(GGMLType.I32, (h.n_expert_used, n), "ids")
         logits = self._input(GGMLType.F32, (h.n_expert, n), "logits") if is_chunk else None
-        hidden = blocks.hidden_of(g, routed, ggml.ggml_reshape_3d(g.ctx, x, h.n_embd, 1, n), ids)
-        result = g.mul_mat_id(routed.down, hidden, ids)
+        result = self._picks(g, h, routed, layer, x, ids)
         if logits is not None:
             result = g.made(luce.ggml_luce_moe_combine(g.ctx, result, logits, ids, None, None), "moe_combine")
         ggml.ggml_set_output(result)
         graph.expand(result)
         return LayerGraph(graph, x, ids, logits, result)
+
+    def _picks(self, g: GraphScope, h: HParams, routed: RoutedWeights, layer: int, x: int, ids: int) -> int:
+        """The picks [H, n_used, T]; `layer` is for who measures."""
+        hidden = blocks.hidden_of(g, routed, ggml.ggml_reshape_3d(g.ctx, x, h.n_embd, 1, self.shape.n_rows), ids)
+        return g.mul_mat_id(routed.down, hidden, ids)
 
     def _input(self, kind: GGMLType, ne: tuple[int, ...], name: str) -> int:
         tensor = self.arena.new_tensor(kind, ne, name)

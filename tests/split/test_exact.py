@@ -10,12 +10,8 @@ import pytest
 from pyluce.native.luce import Phase
 from pyluce.placement.hot import HotSet
 from tests.split.schedule import N_EXPERT, N_LAYER, OPTIONS, model, results
-from tests.split.server import RpcServer
-from tests.support.device import only_cpu
 from tests.support.models import ModelCache
 from tests.support.runs import open_runner
-
-pytestmark = only_cpu
 
 Expected = Callable[[str], dict[str, bytes]]
 
@@ -62,32 +58,32 @@ def differing(found: dict[str, bytes], expected: dict[str, bytes]) -> list[str]:
     [*(("F32", name) for name in PLACEMENTS), *(("Q4_K", name) for name in ("none", "half", "random"))],
 )
 def test_every_placement(
-    weight_type: str, placement: str, server: RpcServer, model_cache: ModelCache, expected: Expected
+    weight_type: str, placement: str, expert_device: str, model_cache: ModelCache, expected: Expected
 ) -> None:
     path = model(model_cache, weight_type)
-    with open_runner(path, expert_device=server.device, hot_experts=PLACEMENTS[placement], **OPTIONS) as runner:
+    with open_runner(path, expert_device=expert_device, hot_experts=PLACEMENTS[placement], **OPTIONS) as runner:
         found = results(runner)
     assert differing(found, expected(weight_type)) == []
 
 
-def test_fused_gate_and_up(server: RpcServer, model_cache: ModelCache, expected: Expected) -> None:
+def test_fused_gate_and_up(expert_device: str, model_cache: ModelCache, expected: Expected) -> None:
     hot = PLACEMENTS["half"]
-    with open_runner(model(model_cache, "fused"), expert_device=server.device, hot_experts=hot, **OPTIONS) as runner:
+    with open_runner(model(model_cache, "fused"), expert_device=expert_device, hot_experts=hot, **OPTIONS) as runner:
         assert differing(results(runner), expected("fused")) == []
 
 
-def test_a_slot_that_is_one_off_shows(server: RpcServer, model_cache: ModelCache, expected: Expected) -> None:
+def test_a_slot_that_is_one_off_shows(expert_device: str, model_cache: ModelCache, expected: Expected) -> None:
     """The negative control: with two hot experts exchanged, rows differ; prompts, which do not use them, do not."""
-    options = {**OPTIONS, "expert_device": server.device, "hot_experts": PLACEMENTS["half"], "debug_fault": "hot_slot"}
+    options = {**OPTIONS, "expert_device": expert_device, "hot_experts": PLACEMENTS["half"], "debug_fault": "hot_slot"}
     with open_runner(model(model_cache, "F32"), **options) as runner:
         wrong = differing(results(runner), expected("F32"))
     assert {"four rows", "verify"} <= set(wrong) and "prompt 0" not in wrong
 
 
-def test_experts_are_exchanged_between_steps(server: RpcServer, model_cache: ModelCache, expected: Expected) -> None:
+def test_experts_are_exchanged_between_steps(expert_device: str, model_cache: ModelCache, expected: Expected) -> None:
     """A swap after every step changes nothing but who computes."""
     hot = HotSet(((0, 1),) * N_LAYER)
-    with open_runner(model(model_cache, "F32"), expert_device=server.device, hot_experts=hot, **OPTIONS) as runner:
+    with open_runner(model(model_cache, "F32"), expert_device=expert_device, hot_experts=hot, **OPTIONS) as runner:
         rng = np.random.default_rng(5)
         seen = set()
 
@@ -106,9 +102,9 @@ def test_experts_are_exchanged_between_steps(server: RpcServer, model_cache: Mod
     assert differing(found, expected("F32")) == [] and len(seen) > 8
 
 
-def test_what_travels(server: RpcServer, model_cache: ModelCache) -> None:
+def test_what_travels(expert_device: str, model_cache: ModelCache) -> None:
     """A row sends its input and ids and gets its picks back, a chunk gets a row for a row."""
-    with open_runner(model(model_cache, "F32"), expert_device=server.device, **OPTIONS) as runner:
+    with open_runner(model(model_cache, "F32"), expert_device=expert_device, **OPTIONS) as runner:
         state = runner.new_sequence()
         runner.prefill(state, [1] * 16, want="none")
         runner.decode([(state, 1)])

@@ -192,6 +192,10 @@ GGML_API bool ggml_luce_split_add(
 GGML_API enum ggml_status ggml_luce_split_compute(struct ggml_luce_split * split);
 // bytes that a computation sends to the expert device, and gets from it
 GGML_API void ggml_luce_split_bytes(const struct ggml_luce_split * split, int64_t * sent, int64_t * received);
+// For measurements: events that the devices record in every computation from now on; NULL: none any more. target [3*L + 2]: at the start, for
+// each layer before sending, after what it computes beside the expert device and when the result is there, at the end; expert [2*L + 1]:
+// at the start, for each layer when it has what was sent, and its result
+GGML_API void ggml_luce_split_record(struct ggml_luce_split * split, ggml_backend_event_t * target, ggml_backend_event_t * expert);
 GGML_API void ggml_luce_split_free(struct ggml_luce_split * split);
 
 // marks a MUL_MAT or MUL_MAT_ID; false when the tensor is neither

@@ -35,6 +35,8 @@ struct ggml_luce_split {
     bool (*is_lost)(ggml_backend_t);  // NULL: a device that does not go
     ggml_backend_buffer_t  staging;   // host memory between the devices
     size_t                 n_staging;
+    ggml_backend_event_t * target_events; // where the next one is recorded, NULL: nowhere
+    ggml_backend_event_t * expert_events;
 };
 
 static bool on_host(const struct ggml_tensor * t) {
@@ -119,6 +121,12 @@ bool ggml_luce_split_add(
     return true;
 }
 
+static void record(ggml_backend_t backend, ggml_backend_event_t ** next) {
+    if (*next != NULL) {
+        ggml_backend_event_record(*(*next)++, backend);
+    }
+}
+
 static enum ggml_status compute(ggml_backend_t backend, struct ggml_cgraph * graph) {
     return graph->n_nodes ? ggml_backend_graph_compute_async(backend, graph) : GGML_STATUS_SUCCESS;
 }
@@ -170,29 +178,48 @@ static enum ggml_status receive(struct ggml_luce_split * split, const struct lay
     return GGML_STATUS_SUCCESS;
 }
 
-static enum ggml_status compute_layer(struct ggml_luce_split * split, struct layer * l) {
+static enum ggml_status compute_expert(struct ggml_luce_split * split, struct layer * l, ggml_backend_event_t ** next) {
+    record(split->expert, next);
+    const enum ggml_status status = compute(split->expert, l->expert);
+    record(split->expert, next);
+    return status;
+}
+
+static enum ggml_status compute_layer(
+        struct ggml_luce_split * split, struct layer * l, ggml_backend_event_t ** target_events, ggml_backend_event_t ** expert_events) {
     enum ggml_status status = compute(split->target, &l->before);
     if (status != GGML_STATUS_SUCCESS) {
         return status;
     }
+    record(split->target, target_events);
     send(split, l);
     // a CPU returns when it is done: whoever does not goes first
     const bool target_first = is_cpu(split->expert);
-    status = target_first ? compute(split->target, &l->beside) : compute(split->expert, l->expert);
+    status = target_first ? compute(split->target, &l->beside) : compute_expert(split, l, expert_events);
     if (status == GGML_STATUS_SUCCESS) {
-        status = target_first ? compute(split->expert, l->expert) : compute(split->target, &l->beside);
+        status = target_first ? compute_expert(split, l, expert_events) : compute(split->target, &l->beside);
     }
-    return status == GGML_STATUS_SUCCESS ? receive(split, l) : status;
+    record(split->target, target_events);
+    if (status == GGML_STATUS_SUCCESS) {
+        status = receive(split, l);
+    }
+    record(split->target, target_events);
+    return status;
 }
 
 enum ggml_status ggml_luce_split_compute(struct ggml_luce_split * split) {
     enum ggml_status status = GGML_STATUS_SUCCESS;
+    ggml_backend_event_t * target_events = split->target_events;
+    ggml_backend_event_t * expert_events = split->expert_events;
+    record(split->target, &target_events);
+    record(split->expert, &expert_events);
     for (int i = 0; i < split->n_layer && status == GGML_STATUS_SUCCESS; i++) {
-        status = compute_layer(split, &split->layers[i]);
+        status = compute_layer(split, &split->layers[i], &target_events, &expert_events);
     }
     if (status == GGML_STATUS_SUCCESS) {
         status = compute(split->target, &split->rest);
     }
+    record(split->target, &target_events);
     if (status != GGML_STATUS_SUCCESS) {
         ggml_backend_synchronize(split->target);
         ggml_backend_synchronize(split->expert);
@@ -209,6 +236,11 @@ void ggml_luce_split_bytes(const struct ggml_luce_split * split, int64_t * sent,
         }
         *received += (int64_t) ggml_nbytes(split->layers[i].result);
     }
+}
+
+void ggml_luce_split_record(struct ggml_luce_split * split, ggml_backend_event_t * target, ggml_backend_event_t * expert) {
+    split->target_events = target;
+    split->expert_events = expert;
 }
 
 void ggml_luce_split_free(struct ggml_luce_split * split) {
