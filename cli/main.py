@@ -22,6 +22,7 @@ from cli.routes import routes
 from cli.rpc_server import rpc_server
 from cli.run import run
 from cli.top import top
+from cli.tune import tune
 from pyluce import __version__
 
 EXIT_FAILED = 1
@@ -44,6 +45,7 @@ luce.add_command(hash_command)
 luce.add_command(doctor)
 luce.add_command(plan)
 luce.add_command(rpc_server)
+luce.add_command(tune)
 luce.add_command(profiles)
 luce.add_command(routes)
 

@@ -118,6 +118,15 @@ _ENGINE = (
         show_envvar=True,
         help="Where the model runs; `luce doctor` lists what there is.",
     ),
+    click.option(
+        "--tune",
+        default=_LOAD.tune,
+        show_default=True,
+        metavar="auto|off|FILE",
+        envvar="LUCE_TUNE",
+        show_envvar=True,
+        help="Choices between a GPU's kernels that `luce tune` measured: auto takes what belongs to device and model.",
+    ),
     *PLACEMENT_FLAGS,
     click.option(
         "--threads",
@@ -301,6 +310,7 @@ def engine_options(command: Command) -> Command:
         model: Path | None,
         max_ctx: int | None,
         device: str,
+        tune: str,
         threads: int | None,
         kv_type: str,
         chunk: int,
@@ -324,6 +334,7 @@ def engine_options(command: Command) -> Command:
             load = LoadOptions(
                 max_ctx=max_ctx,
                 device=device,
+                tune=tune,
                 threads=threads,
                 kv_type=kv_type,
                 chunk=chunk,

@@ -10,8 +10,9 @@ from typing import Final
 
 from pyluce.graph import RunnerOptions
 from pyluce.native import load_libraries
-from pyluce.native.devices import cpu_features
+from pyluce.native.devices import cpu_features, list_devices
 from pyluce.state.layout import state_layout
+from pyluce.tuning import NO_TUNING, Tuning
 from pyluce.weights import ModelFile
 
 FORMAT: Final = "1"
@@ -19,14 +20,16 @@ SAMPLES: Final = 64
 SAMPLE_BYTES: Final = 4096
 TEMPLATE_KEY: Final = "tokenizer.chat_template"
 
-_SCHEDULE: Final = {"n_slots", "n_threads", "max_rollback", "prefix_cache_bytes", "draft_path"}
+_SCHEDULE: Final = {"tune", "n_slots", "n_threads", "max_rollback", "prefix_cache_bytes", "draft_path"}
 """Options of a runner that decide when something is computed and where it is kept, never what comes out (or a file that is among the model's)."""
 
 
-def state_identity(model: ModelFile, options: RunnerOptions, template: str | None) -> dict[str, str]:
-    """Names and values, all of which must be equal: model, options of the runner, template, layout of the state, libraries, machine.
+def state_identity(
+    model: ModelFile, options: RunnerOptions, template: str | None, tuning: Tuning = NO_TUNING
+) -> dict[str, str]:
+    """Names and values, all of which must be equal: model, options of the runner, template, layout of the state, libraries, machine, choices.
 
-    `template`: what is used instead of the model's own.
+    `template`: what is used instead of the model's own. `tuning`: the choices between kernels that are in effect.
     """
     source = template if template is not None else model.metadata.get(TEMPLATE_KEY, "")
     layout = [
@@ -40,7 +43,18 @@ def state_identity(model: ModelFile, options: RunnerOptions, template: str | Non
         "layout": _digest(_text(layout)),
         "libraries": load_libraries(options.device.partition(":")[0]).stamp,
         "machine": _digest(_text(cpu_features())),
+        "gpu": _digest(_text(_gpu(options.device))),
+        "tuning": tuning.digest or "none",
     }
+
+
+def _gpu(device: str) -> list[str]:
+    """What kind of GPU computes, nothing for the CPU."""
+    if device == "cpu":
+        return []
+    return [
+        text for info in list_devices() if info.device == device for text in (info.description, info.architecture or "")
+    ]
 
 
 def model_digest(model: ModelFile) -> str:

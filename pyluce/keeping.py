@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +14,9 @@ from pyluce.engine import ParkError, Runner
 from pyluce.engine.protocols import PrefixStore
 from pyluce.graph import RunnerOptions, TrunkRunner
 from pyluce.identity import state_identity
-from pyluce.native.devices import parse_device
 from pyluce.native.errors import NativeError
 from pyluce.native.heap import trim_heap
+from pyluce.native.library import GPU_BACKENDS
 from pyluce.native.reset import reset_device
 from pyluce.options import DEFAULT_CACHE_DIR_MIB, LoadOptions, OptionError
 from pyluce.state import SequenceState
@@ -47,18 +47,24 @@ def keep_model(runner: TrunkRunner, lock: FolderLock | None, options: LoadOption
     """A keeper that owns the runner, with what is in the locked folder. Raises OptionError, and closes the runner then."""
 
     def identify(runner: TrunkRunner) -> dict[str, str]:
-        return state_identity(runner.model, runner.options, options.chat_template)
+        return state_identity(runner.model, runner.options, options.chat_template, runner.tuned.tuning)
 
     try:
         disk = None
         if lock is not None:
             disk = DiskCache(lock, (options.cache_dir_mib or DEFAULT_CACHE_DIR_MIB) << 20, identify(runner))
-        return ModelKeeper(runner, disk, load, identify, reset=options.park_reset)
+        return ModelKeeper(runner, disk, load, identify, gpus=_gpus(options), reset=options.park_reset)
     except BaseException as error:
         runner.close()
         if isinstance(error, CacheDirError):
             raise OptionError(f"cache_dir: {error}") from error
         raise
+
+
+def _gpus(options: LoadOptions) -> list[str]:
+    """The GPUs of this machine among the devices."""
+    names = dict.fromkeys(filter(None, (options.device, options.expert_device)))
+    return [name for name in names if name.partition(":")[0] in GPU_BACKENDS]
 
 
 @dataclass(slots=True)
@@ -84,11 +90,12 @@ class ModelKeeper:
         load: Load,
         identify: Callable[[TrunkRunner], dict[str, str]],
         *,
+        gpus: Sequence[str] = (),
         reset: bool = False,
     ) -> None:
         """Take over runner and folder. `load` makes a runner whose context and chunks are those of the given options.
 
-        `reset`: a park resets the GPU too (`LoadOptions.park_reset`).
+        `gpus`: the devices that it uses besides the CPU; `reset`: a park resets them (`LoadOptions.park_reset`).
         """
         self._identify = identify
         self._identity = identify(runner)
@@ -96,6 +103,7 @@ class ModelKeeper:
         self._options = runner.options
         self._disk = disk
         self._load = load
+        self._gpus = gpus
         self._reset = reset
         self._left: list[dict[str, str | None]] = []
         self.warnings = disk.warnings if disk is not None else []
@@ -155,7 +163,7 @@ class ModelKeeper:
         """Free what Python, the C library and the GPU's driver hold on to, now that nobody knows the runner any more."""
         gc.collect()
         trim_heap()
-        self._left = [self._give_back(name) for name in (self._options.device,) if parse_device(name)[0] != "cpu"]
+        self._left = [self._give_back(name) for name in self._gpus]
 
     def resume(self, stand_in: Any) -> SequenceState:
         """See `ParkableModel.resume`."""

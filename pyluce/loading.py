@@ -24,6 +24,7 @@ from pyluce.spec.speculator import Speculator
 from pyluce.speculation import Speculation, choose_speculation
 from pyluce.state import SequenceState
 from pyluce.text import ChatTemplate, Tokenizer
+from pyluce.tuning import TuneError
 from pyluce.weights import ModelError, open_model
 
 
@@ -92,7 +93,10 @@ def open_runner(path: Path, options: LoadOptions, report: Progress, routes: Rout
         except (PlanError, RoutesError) as error:
             raise OptionError(str(error)) from error
     warnings += plan.warnings
-    runner = TrunkRunner(path, runner_options(plan, options, hot), report, routes)
+    try:
+        runner = TrunkRunner(path, runner_options(plan, options, hot), report, routes)
+    except TuneError as error:
+        raise OptionError(f"tune: {error}") from error
     return OpenedModel(runner, plan.request.n_ctx, plan.prefix_cache_bytes, warnings, speculation)
 
 
@@ -129,6 +133,7 @@ def _open(path: Path, options: LoadOptions, report: Progress) -> tuple[ParkingCo
             warnings=tuple(warnings),
             chunk=runner.options.chunk_tokens,
             speculation=opened.speculation,
+            tuning=runner.tuned.tuning,
         )
         new_chain = partial(SamplerChain, hparams.n_vocab)
         resources = Resources(runner, tokenizer, new_chain, n_ctx, runner.options.chunk_tokens)
@@ -172,7 +177,8 @@ def _open_again(
     path: Path, options: LoadOptions, routes: RouteRecorder | None, before: RunnerOptions, report: Progress
 ) -> TrunkRunner:
     """The model after a park: with the context and the chunks that its kept states were computed with."""
-    return open_runner(path, replace(options, max_ctx=before.n_ctx, chunk=before.chunk_tokens), report, routes).runner
+    same = replace(options, max_ctx=before.n_ctx, chunk=before.chunk_tokens, tune=before.tune)
+    return open_runner(path, same, report, routes).runner
 
 
 def _template(tokenizer: Tokenizer, vocabulary: Vocabulary, options: LoadOptions) -> ChatTemplate | None:

@@ -27,6 +27,7 @@ from pyluce.options import DEFAULT_MODEL, LoadOptions
 from pyluce.prompts import PromptBuilder
 from pyluce.speculation import NO_SPECULATION, Speculation
 from pyluce.text import ChatTemplate, Tokenizer
+from pyluce.tuning import NO_TUNING, Tuning
 
 Progress = Callable[[str, int, int], None]
 
@@ -46,6 +47,7 @@ class ModelInfo:
     warnings: tuple[str, ...] = ()
     chunk: int | None = None
     speculation: Speculation = NO_SPECULATION
+    tuning: Tuning = NO_TUNING
 
 
 class Parking(Protocol):

@@ -33,6 +33,8 @@ class LoadOptions:
     """How to load and run a model.
 
     * max_ctx: tokens that a sequence may hold; None is 8192, or what the model was trained for if that is less.
+    * tune: choices between a GPU's kernels: "auto" (what `luce tune` measured for this device, these libraries and this model, if it
+      did), "off", or a file that it wrote. Rows computed with different tables may differ in their last bits.
     * device: where the model runs: "cpu", "cuda:N" (NVIDIA) or "hip:N" (AMD), N counting from 0.
     * threads: CPU threads; None is what this process may use (`available_cpus`). None with a GPU.
     * kv_type: "f16" or "f32", the type of attention keys and values.
@@ -80,6 +82,7 @@ class LoadOptions:
     spec: tuple[str, ...] | None = None
     verify_width: int = 0
     draft: Path | None = None
+    tune: str = "auto"
     expert_device: str | None = None
     expert_placement: str | None = None
     expert_budget_mib: int | None = None
@@ -89,6 +92,10 @@ class LoadOptions:
     def __post_init__(self) -> None:
         if DEVICE_NAME.fullmatch(self.device) is None:
             raise OptionError(f"device: expected cpu, cuda:N or hip:N, found {self.device!r}")
+        if not self.tune:
+            raise OptionError("tune: expected auto, off or a file, found an empty text")
+        if self.device == "cpu" and self.tune not in ("auto", "off"):
+            raise OptionError(f"tune: expected none with the CPU, which has nothing to choose, found {self.tune}")
         if self.device != "cpu" and self.threads is not None:
             raise OptionError(f"threads: expected none with the device {self.device}, found {self.threads}")
         self._check_speculation()
@@ -121,7 +128,7 @@ class LoadOptions:
                 raise OptionError(
                     "park_after: expected a cache_dir, where the prefix cache is kept meanwhile (or prefix_cache_mib 0), found none"
                 )
-        if self.park_reset and self.device == "cpu":
+        if self.park_reset and self.device == "cpu" and self.expert_device is None:
             raise OptionError("park_reset: expected a GPU as device, found cpu")
         _check_integer("max_queue", self.max_queue, 0, MAX_QUEUE)
         if isinstance(self.prefill_share, bool) or not isinstance(self.prefill_share, (int, float)):

@@ -42,6 +42,7 @@ class RunnerOptions:
     mtp: use the model's draft head, or that of the file `draft_path`; its state is part of every sequence's.
     expert_device: where the routed experts of the trunk are, "cpu", "cuda:N", "hip:N" or "rpc:HOST:PORT"; those of `hot_experts`, whose
     picks row graphs compute on `device`, are on both. On devices of one kind no result depends on either.
+    tune: "off", "auto" or a file: see `pyluce.tuning`; a loaded runner's options name the file that is in effect, or "off".
     prefix_cache_bytes: what kept prompts may take, half of it pages that are allocated at once; 0 keeps nothing.
     """
 
@@ -59,6 +60,7 @@ class RunnerOptions:
     draft_path: str | None = None
     expert_device: str | None = None
     hot_experts: HotSet | None = None
+    tune: str = "off"
 
     def __post_init__(self) -> None:
         try:

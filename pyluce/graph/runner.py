@@ -38,6 +38,7 @@ from pyluce.native.luce import Fault, Phase
 from pyluce.native.thread import ThreadGuard
 from pyluce.placement.hot import HotSet
 from pyluce.state import SequenceState, SnapshotStore, StatePool
+from pyluce.tuning import OFF, model_products, tune_device
 from pyluce.weights import HParams, PleTable, open_model, place_weights
 from pyluce.weights.experts import trunk_experts
 from pyluce.weights.model_file import Progress
@@ -87,6 +88,8 @@ class TrunkRunner:
         self.model = self._owned(open_model(model_path, progress, draft=o.draft_path))
         h = self.model.hparams
         self._backend = self._owned(Backend(o.device, o.n_threads))
+        self.tuned = self._owned(tune_device(o.device, o.tune, model_products(h, self.model.tensors.values())))
+        self.options = replace(o, tune=self.tuned.tuning.path or OFF)
         if o.mtp:
             self.model.attach_draft(embedding=not self._backend.is_cpu)
         leave: set[str] = set()

@@ -120,6 +120,7 @@ def runner_options(plan: MemoryPlan, options: LoadOptions, hot: HotSet | None = 
         chunk_tokens=plan.chunk_tokens,
         repack=options.repack,
         device=options.device,
+        tune=options.tune,
         prefix_cache_bytes=plan.prefix_cache_bytes,
         mtp=plan.request.mtp,
         expert_device=options.expert_device,

@@ -51,7 +51,7 @@ def props(context: AppContext) -> dict[str, Any]:
             "warnings": list(info.warnings),
         },
         "runtime": {
-            "backend": "cpu",
+            "backend": service.options.device.partition(":")[0],
             "fa_window": None,
             "kv_cache_k": service.options.kv_type,
             "kv_cache_v": service.options.kv_type,
@@ -59,11 +59,12 @@ def props(context: AppContext) -> dict[str, Any]:
             "draft_residency": None,
             "target_sharding": None,
             "chunk": info.chunk or service.options.chunk,
-            "target_device": "cpu",
+            "target_device": service.options.device,
             "draft_device": None,
             "threads": info.threads,
             "slots": len(stats.slots),
             "max_queue": stats.max_queue,
+            "tune": {"file": info.tuning.path, "digest": info.tuning.digest, "entries": info.tuning.entries},
         },
         "reasoning": {
             "supported": reasons,

@@ -62,6 +62,8 @@ def test_props_say_what_runs() -> None:
         runtime = shown["runtime"]
         assert (runtime["slots"], runtime["max_queue"], runtime["chunk"]) == (2, 5, 32)
         assert (runtime["kv_cache_k"], runtime["kv_cache_v"]) == ("f32", "f32")
+        assert (runtime["backend"], runtime["target_device"]) == ("cpu", "cpu")
+        assert runtime["tune"] == {"file": None, "digest": None, "entries": 0}
         assert shown["model_alias"] == "mine"
         assert shown["model_path"] == str(luce.info.path)
         assert shown["build_info"].endswith("props_schema=2")

@@ -179,9 +179,45 @@ def test_control_each_part_in_turn(serving_model: Path, kv_type: str) -> None:
         assert after(forget_tokens) != expected, "the n-grams reach back into the tokens"
 
 
+def test_control_each_part_of_the_draft_head(drafting_model: Path) -> None:
+    """What only the head reads changes no answer; without it the head drafts something else."""
+    with open_runner(drafting_model, n_ctx=256, n_slots=1, max_rollback=4, mtp=True) as runner:
+        pool: Any = runner._pool
+        last = runner.hparams.n_layer
+        own = {f"k.{last}", f"v.{last}", "hidden"}
+        assert own <= {name for name, _ in (*pool.page_parts(), *pool.recurrent_parts(98))}
+
+        def drafts(erased: str) -> tuple[list[list[int]], bytes]:
+            state = runner.new_sequence()
+            runner.prefill(state, PROMPT[:98])
+            snapshot = state.snapshot()
+            state.free()
+            snapshot.recurrent = snapshot.recurrent.copy()
+            erase(snapshot.recurrent, pool.recurrent_parts(98), erased)
+            for page in snapshot.pages:
+                data = np.empty(pool.page_bytes, np.uint8)
+                pool.read_page(page, data)
+                erase(data, pool.page_parts(), erased)
+                pool.write_page(page, data)
+            state = runner.new_sequence()
+            state.restore(snapshot)
+            found = [runner.draft([(state, token, 4)])[0] for token in range(3, 23)]
+            logits = runner.decode([(state, 5)])[0].tobytes()
+            state.free()
+            snapshot.close()
+            return found, logits
+
+        expected = drafts("nothing")
+        assert drafts("nothing") == expected
+        for part in sorted(own):
+            found, logits = drafts(part)
+            assert logits == expected[1]
+            assert found != expected[0], f"nobody noticed that {part} is missing"
+
+
 def erase(data: Any, parts: Sequence[tuple[str, int]], kind: str) -> None:
     at = 0
     for name, size in parts:
-        if name.split(".")[0] == kind:
+        if kind in (name, name.split(".")[0]):
             data[at : at + size] = 0
         at += size

@@ -97,6 +97,22 @@ def test_a_tampered_state_is_noticed(cold: Luce, warm: Luce) -> None:
     assert not same(run(warm, second, cuts=(50,)), run(cold, second, cuts=(50,)))
 
 
+def test_control_the_logits_of_a_whole_prompt(cold: Luce, warm: Luce) -> None:
+    tokens = prompt(100)
+    run(warm, tokens)
+
+    def tamper() -> None:
+        store = warm._engine._core.resources.runner.store  # type: ignore[attr-defined]
+        kept = [entry for entry in store._cache._entries.values() if entry.snapshot.logits is not None]
+        assert kept
+        for entry in kept:
+            entry.snapshot.logits = entry.snapshot.logits[::-1].copy()
+
+    warm._engine.call(tamper)
+    answer = run(warm, tokens)
+    assert answer.timings.cached_tokens == 100 and not same(answer, run(cold, tokens))
+
+
 def test_the_budget_holds_over_many_prompts(tiny_model: Path) -> None:  # noqa: F811
     with Luce.load(tiny_model, max_concurrency=1, prefix_cache_mib=4, **OPTIONS) as luce:
         for seed in range(12):
