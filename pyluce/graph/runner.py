@@ -29,7 +29,7 @@ from pyluce.graph.results import Logits, ResultReader, Row
 from pyluce.graph.retained import FAULTS, RetainedGraphs
 from pyluce.graph.staging import Staging
 from pyluce.graph.trunk import GraphKey, StepGraph
-from pyluce.graph.two_devices import SplitExperts, check_expert_device
+from pyluce.graph.two_devices import SplitExperts, check_expert_device, tune_devices
 from pyluce.native import load_libraries
 from pyluce.native.backend import Backend
 from pyluce.native.devices import parse_device
@@ -38,7 +38,7 @@ from pyluce.native.luce import Fault, Phase
 from pyluce.native.thread import ThreadGuard
 from pyluce.placement.hot import HotSet
 from pyluce.state import SequenceState, SnapshotStore, StatePool
-from pyluce.tuning import OFF, model_products, tune_device
+from pyluce.tuning import OFF, model_products
 from pyluce.weights import HParams, PleTable, open_model, place_weights
 from pyluce.weights.experts import trunk_experts
 from pyluce.weights.model_file import Progress
@@ -88,7 +88,8 @@ class TrunkRunner:
         self.model = self._owned(open_model(model_path, progress, draft=o.draft_path))
         h = self.model.hparams
         self._backend = self._owned(Backend(o.device, o.n_threads))
-        self.tuned = self._owned(tune_device(o.device, o.tune, model_products(h, self.model.tensors.values())))
+        self.tuned, *other = tune_devices(o, model_products(h, self.model.tensors.values()))
+        self._closers += [self.tuned, *other]
         self.options = replace(o, tune=self.tuned.tuning.path or OFF)
         if o.mtp:
             self.model.attach_draft(embedding=not self._backend.is_cpu)

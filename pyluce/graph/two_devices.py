@@ -6,12 +6,15 @@ import logging
 from typing import Any, Final
 
 from pyluce.graph.experts import ExpertSide, LayerGraphs, Shape
+from pyluce.graph.options import RunnerOptions
 from pyluce.native.backend import Backend
-from pyluce.native.devices import device_memory
+from pyluce.native.devices import device_memory, parse_device
 from pyluce.native.errors import NativeError
+from pyluce.native.library import GPU_BACKENDS
 from pyluce.native.luce import Phase
 from pyluce.placement.counts import RouteShape
 from pyluce.placement.hot import HotSet
+from pyluce.tuning import AUTO, OFF, Product, TunedDevice, TuneError, tune_device
 from pyluce.weights import ModelFile, Progress
 from pyluce.weights.experts import HotExperts, trunk_experts
 
@@ -29,6 +32,24 @@ def check_expert_device(model: ModelFile, name: str) -> None:
             f"expert_device: expected {needed / MIB:.1f} MiB free on {name} for the routed experts, "
             f"found {free / MIB:.1f} of {total / MIB:.1f} MiB"
         )
+
+
+def tune_devices(options: RunnerOptions, products: list[Product]) -> list[TunedDevice]:
+    """Set the choices of the device, then those of a GPU of this machine that has the experts. Raises TuneError, with nothing held.
+
+    A server's device has its defaults, so that beside one there is no table: the same product must give the same bits on both.
+    """
+    remote = options.expert_device is not None and options.expert_device.startswith("rpc:")
+    if remote and options.tune not in (AUTO, OFF):
+        raise TuneError(f"expected auto or off with the expert device {options.expert_device}, found {options.tune}")
+    found = [tune_device(options.device, OFF if remote else options.tune, products)]
+    if options.expert_device is not None and parse_device(options.expert_device)[0] in GPU_BACKENDS:
+        try:
+            found.append(tune_device(options.expert_device, options.tune, products))
+        except BaseException:
+            found[0].close()
+            raise
+    return found
 
 
 class SplitExperts:
