@@ -28,11 +28,12 @@ LAYER_NODES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the expert device's graphs of a step depend on."""
+    """What the expert device's graphs of a step depend on. Graphs of different streams are computed at the same time."""
 
     phase: Phase
     n_rows: int
     matmul_phase: Phase
+    stream: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,59 +97,59 @@ class LayerGraphs:
 
 
 class ExpertSide:
-    """The expert device of a runner: its backend, the routed experts, graphs by shape. `epoch` counts how often its graph memory moved."""
+    """The expert device of a runner: its backend, the routed experts, graphs by shape."""
 
     def __init__(self, name: str, model: ModelFile, progress: Progress | None) -> None:
         """Raises NativeError when the device is not there or has too little memory, ModelError."""
         self._hparams = model.hparams
         self._graphs: dict[Shape, LayerGraphs] = {}
+        self._allocators: dict[int, GraphAllocator] = {}
         self.backend = Backend(name, default_threads() if name == "cpu" else 1)
         try:
             self.weights = ExpertWeights(model, self.backend, progress)
-            self._allocator = GraphAllocator(self.backend)
         except BaseException:
             self.close()
             raise
 
     @property
-    def epoch(self) -> int:
-        """See `GraphAllocator.epoch`."""
-        return self._allocator.epoch
-
-    @property
     def graph_bytes(self) -> int:
         """Bytes of graph memory."""
-        return self._allocator.n_bytes
+        return sum(allocator.n_bytes for allocator in self._allocators.values())
 
-    def graphs(self, shape: Shape) -> LayerGraphs:
-        """The graphs of a shape; those of others must not be used any more when `epoch` has changed."""
+    def graphs(self, shape: Shape) -> tuple[LayerGraphs, bool]:
+        """The graphs of a shape; True: the graph memory has moved, those of other shapes of its stream must not be used any more."""
         found = self._graphs.get(shape)
-        if found is None:
-            found = self._graphs[shape] = LayerGraphs(shape, self._hparams, self.weights.tensors)
-            epoch = self.epoch
+        if found is not None:
+            return found, False
+        allocator = self._allocators.get(shape.stream)
+        if allocator is None:
+            allocator = self._allocators[shape.stream] = GraphAllocator(self.backend)
+        found = self._graphs[shape] = LayerGraphs(shape, self._hparams, self.weights.tensors)
+        epoch = allocator.epoch
+        for layer in found.layers:
+            if not self.backend.is_cpu:
+                self.backend.check_supports(layer.graph)
+            allocator.alloc(layer.graph)
+        if self.backend.is_lost:
+            raise NativeError(f"the expert device {self.backend.name} has gone")
+        moved = allocator.epoch != epoch
+        if moved:
+            # what moved last is where all are now
             for layer in found.layers:
-                if not self.backend.is_cpu:
-                    self.backend.check_supports(layer.graph)
-                self._allocator.alloc(layer.graph)
-            if self.backend.is_lost:
-                raise NativeError(f"the expert device {self.backend.name} has gone")
-            if self.epoch != epoch:
-                # what moved last is where all are now
-                for layer in found.layers:
-                    self._allocator.alloc(layer.graph)
-        return found
+                allocator.alloc(layer.graph)
+        return found, moved
 
-    def drop(self, phase: Phase, n_rows: int) -> None:
-        """Close the graphs of so many rows."""
-        for shape in [s for s in self._graphs if (s.phase, s.n_rows) == (phase, n_rows)]:
+    def drop(self, phase: Phase, n_rows: int, stream: int) -> None:
+        """Close the graphs of so many rows of a stream."""
+        for shape in [s for s in self._graphs if (s.phase, s.n_rows, s.stream) == (phase, n_rows, stream)]:
             self._graphs.pop(shape).close()
 
     def close(self) -> None:
         """Free everything. Idempotent."""
         while self._graphs:
             self._graphs.popitem()[1].close()
-        if hasattr(self, "_allocator"):
-            self._allocator.close()
+        while self._allocators:
+            self._allocators.popitem()[1].close()
         if hasattr(self, "weights"):
             self.weights.close()
         self.backend.close()

@@ -18,6 +18,7 @@ MAX_SLOTS: Final = 64
 MAX_CTX: Final = 1 << 24
 MAX_ROLLBACK: Final = 64
 CHUNK_UNIT: Final = 16
+MAX_STREAMS: Final = 4
 
 FAULTS: Final = (
     "batch_variant", "cut_variant", "stale_conv", "stale_ple", "stale_ring", "tie_high", "nan_leak", "scan_order",
@@ -42,6 +43,8 @@ class RunnerOptions:
     mtp: use the model's draft head, or that of the file `draft_path`; its state is part of every sequence's.
     expert_device: where the routed experts of the trunk are, "cpu", "cuda:N", "hip:N" or "rpc:HOST:PORT"; those of `hot_experts`, whose
     picks row graphs compute on `device`, are on both. On devices of one kind no result depends on either.
+    prompt_streams: chunks of a prompt that are computed at the same time, so that one device has one's layer while the other has
+    another's; each takes graph memory of its own.
     tune: "off", "auto" or a file: see `pyluce.tuning`; a loaded runner's options name the file that is in effect, or "off".
     prefix_cache_bytes: what kept prompts may take, half of it pages that are allocated at once; 0 keeps nothing.
     """
@@ -60,6 +63,7 @@ class RunnerOptions:
     draft_path: str | None = None
     expert_device: str | None = None
     hot_experts: HotSet | None = None
+    prompt_streams: int = 1
     tune: str = "off"
 
     def __post_init__(self) -> None:
@@ -75,6 +79,9 @@ class RunnerOptions:
         if backend != "cpu" and self.n_threads != 1:
             raise ValueError(f"n_threads: expected 1 with the device {self.device}, found {self.n_threads}")
         self._between("n_ctx", self.n_ctx, 1, MAX_CTX - 1)
+        self._between("prompt_streams", self.prompt_streams, 1, MAX_STREAMS)
+        if self.prompt_streams > 1 and self.expert_device is None:
+            raise ValueError(f"prompt_streams: expected 1 without an expert_device, found {self.prompt_streams}")
         self._between("n_slots", self.n_slots, 1, MAX_SLOTS)
         self._between("n_threads", self.n_threads, 1, 512)
         self._between("prefix_cache_bytes", self.prefix_cache_bytes, 0, 1 << 50)

@@ -51,7 +51,7 @@ class RetainedGraphs:
         self._inputs = inputs
         self._experts = experts
         self._collect_picks = collect_picks
-        self._allocator = GraphAllocator(backend)
+        self._allocators: dict[int, GraphAllocator] = {}
         self._graphs: OrderedDict[GraphKey, StepGraph] = OrderedDict()
         self.recent: StepGraph | None = None  # the graph of the last step
         self.work_bytes = 0
@@ -63,7 +63,7 @@ class RetainedGraphs:
     @property
     def n_bytes(self) -> int:
         """Graph memory on the device."""
-        return self._allocator.n_bytes
+        return sum(allocator.n_bytes for allocator in self._allocators.values())
 
     def link_bytes(self) -> dict[tuple[Phase, int], tuple[int, int]]:
         """By phase and rows, the bytes that a step sends to the expert device, and gets from it."""
@@ -90,7 +90,7 @@ class RetainedGraphs:
             FAULTS.get(fault or "", Fault.NONE),
             matmul_phase,
             collect_picks=self._collect_picks,
-            experts=self._layer_graphs(Shape(key.phase, key.n_rows, matmul_phase)),
+            experts=self._layer_graphs(Shape(key.phase, key.n_rows, matmul_phase, key.stream)),
         )
         if self._backend.is_cpu:
             self.work_bytes = max(self.work_bytes, cpu_work_bytes(graph.graph, self._options.n_threads))
@@ -105,10 +105,15 @@ class RetainedGraphs:
         self.n_built += 1
         while len(self._graphs) > RETAINED_GRAPHS:
             self._drop(next(iter(self._graphs)))
-        epoch = self._allocator.epoch
-        self._allocator.alloc(graph.graph)
-        if self._allocator.epoch != epoch:
-            self.clear(keep=key)
+        allocator = self._allocators.get(key.stream)
+        if allocator is None:
+            allocator = self._allocators[key.stream] = GraphAllocator(self._backend)
+        epoch = allocator.epoch
+        allocator.alloc(graph.graph)
+        if allocator.epoch != epoch:
+            # the others' tensors point into graph memory that has moved
+            for other in [k for k in self._graphs if k.stream == key.stream and k != key]:
+                self._drop(other)
         if self._experts is not None:
             graph.join(self._backend, self._experts.side.backend)
         return graph
@@ -117,9 +122,11 @@ class RetainedGraphs:
         """What the expert device computes in a step of this shape."""
         if self._experts is None:
             return None
-        graphs, moved = self._experts.layer_graphs(shape)
+        graphs, moved = self._experts.side.graphs(shape)
         if moved:
-            for key in [k for k in self._graphs if (k.phase, k.n_rows) != (shape.phase, shape.n_rows)]:
+            for key in [
+                k for k in self._graphs if k.stream == shape.stream and _shape(k) != (shape.phase, shape.n_rows)
+            ]:
                 self._drop(key)
         return graphs
 
@@ -129,9 +136,9 @@ class RetainedGraphs:
             self.clear()
             self._experts.reconnect()
 
-    def clear(self, keep: GraphKey | None = None) -> None:
-        """Close the graphs (but one): their tensors point into graph memory that has moved."""
-        for key in [k for k in self._graphs if k != keep]:
+    def clear(self) -> None:
+        """Close the graphs."""
+        for key in list(self._graphs):
             self._drop(key)
 
     def _drop(self, key: GraphKey) -> None:
@@ -140,11 +147,17 @@ class RetainedGraphs:
             self.recent = None
         self._inputs.forget(graph)
         graph.close()
-        shapes = {(other.phase, other.n_rows) for other in self._graphs}
-        if self._experts is not None and (key.phase, key.n_rows) not in shapes:
-            self._experts.drop(key.phase, key.n_rows)
+        shapes = {_shape(other) for other in self._graphs if other.stream == key.stream}
+        if self._experts is not None and _shape(key) not in shapes:
+            self._experts.drop(key.phase, key.n_rows, key.stream)
 
     def close(self) -> None:
         """Close the graphs and free their memory. Idempotent."""
         self.clear()
-        self._allocator.close()
+        while self._allocators:
+            self._allocators.popitem()[1].close()
+
+
+def _shape(key: GraphKey) -> tuple[Phase, int]:
+    """What the expert device's graphs depend on."""
+    return key.phase, key.n_rows

@@ -145,7 +145,7 @@ class TrunkRunner:
         # the largest graphs first, so that graph memory does not grow (and retained graphs survive) later; without logits a
         # chunk may need more than with
         longest = min(o.chunk_tokens, pad_rows(o.n_ctx))
-        for key in largest_graphs(longest, o.n_slots * (1 + o.max_rollback), self._span(o.n_ctx)):
+        for key in largest_graphs(longest, o.n_slots * (1 + o.max_rollback), self._span(o.n_ctx), o.prompt_streams):
             self._graphs.get(key)
 
     def _owned(self, thing: C) -> C:
@@ -191,18 +191,20 @@ class TrunkRunner:
         parts: list[Logits] = []
         expected, self._expected = self._expected, None
         bounds = list(chunk_bounds(start, start + len(tokens), self.options.chunk_tokens, cuts))
-        for (first, last), coming in zip(bounds, [*bounds[1:], None], strict=True):
-            chunk = list(tokens[first - start : last - start])
+        n_streams = self.options.prompt_streams
+        for i in range(0, len(bounds), n_streams):
+            chunks = [list(tokens[first - start : last - start]) for first, last in bounds[i : i + n_streams]]
+            coming = bounds[i + n_streams] if i + n_streams < len(bounds) else None
             if coming is not None:
                 following = tokens[coming[0] - start : coming[1] - start]
-                self._expected = self._inputs.stretch([*state.tokens[-MAX_BEFORE:], *chunk], last, following)
+                before = [*state.tokens[-MAX_BEFORE:], *(token for chunk in chunks for token in chunk)]
+                self._expected = self._inputs.stretch(before, coming[0], following)
             else:
                 self._expected = expected
-            final = last == start + len(tokens)
-            n_out = len(chunk) if want == "all" else int(want == "last" and final)
-            part = self._run(Phase.CHUNK, [(state, chunk)], n_out)
-            if part is not None:
-                parts.append(part)
+            n_out = [len(chunk) if want == "all" else 0 for chunk in chunks]
+            if want == "last" and coming is None:
+                n_out[-1] = 1
+            parts += self._run_chunks(state, chunks, n_out)
         if want == "none":
             return None
         return parts[-1][0] if want == "last" else np.concatenate(parts)
@@ -228,7 +230,7 @@ class TrunkRunner:
         groups, order = self._groups(rows)
         graph = self._compute(Phase.ROW, groups, len(rows))
         logits = self._results.logits(graph, 0, len(rows))
-        self._commit(groups, Phase.ROW)
+        self._commit(graph, groups)
         if order == list(range(len(rows))):
             return logits
         out = np.empty_like(logits)
@@ -246,7 +248,7 @@ class TrunkRunner:
         groups, order = self._groups(rows)
         graph = self._compute(Phase.ROW, groups, len(rows))
         found = self._results.rows(graph, [wants_logits[i] for i in order])
-        self._commit(groups, Phase.ROW)
+        self._commit(graph, groups)
         if len(groups) == len(rows):
             return found
         out = found.copy()
@@ -298,20 +300,38 @@ class TrunkRunner:
             if not 0 <= token < self.vocab_size:
                 raise ValueError(f"token {i}: expected an id from 0 to {self.vocab_size - 1}, found {token}")
 
-    def _run(self, phase: Phase, groups: list[tuple[SequenceState, list[int]]], n_out: int) -> Logits | None:
-        """One step: inputs, compute, logits [n_out, n_vocab], commit."""
-        graph = self._compute(phase, groups, n_out)
-        logits = None
-        if graph.logits is not None:
-            n_rows = sum(len(tokens) for _, tokens in groups)
-            first = n_rows - n_out if graph.inputs.out_rows is None else 0
-            logits = self._results.logits(graph, first, n_out)
-        self._commit(groups, phase)
-        return logits
+    def _run_chunks(self, state: SequenceState, chunks: list[list[int]], n_out: list[int]) -> list[Logits]:
+        """Consecutive chunks of a sequence at the same time: logits [n_out, n_vocab] of those that have some."""
+        self._graphs.reconnect()
+        graphs: list[StepGraph] = []
+        try:
+            for stream, (tokens, n) in enumerate(zip(chunks, n_out, strict=True)):
+                graphs.append(self._prepare(Phase.CHUNK, [(state, tokens)], n, stream))
+                state.commit(tokens, by_chunk=True)  # what comes next is at the positions after these
+            self._start(graphs, Phase.CHUNK)
+            parts = []
+            for graph, tokens, n in zip(graphs, chunks, n_out, strict=True):
+                if graph.logits is not None:
+                    parts.append(
+                        self._results.logits(graph, len(tokens) - n if graph.inputs.out_rows is None else 0, n)
+                    )
+            self._end(list(zip(graphs, map(len, chunks), strict=True)))
+        except BaseException:
+            state.take_back(sum(map(len, chunks[: len(graphs)])), len(graphs))
+            raise
+        return parts
 
     def _compute(self, phase: Phase, groups: list[tuple[SequenceState, list[int]]], n_out: int) -> StepGraph:
         """Start a step; the graph, whose results can be read until the next. `_commit` waits for its end."""
         self._graphs.reconnect()
+        graph = self._prepare(phase, groups, n_out)
+        self._start([graph], phase)
+        return graph
+
+    def _prepare(
+        self, phase: Phase, groups: list[tuple[SequenceState, list[int]]], n_out: int, stream: int = 0
+    ) -> StepGraph:
+        """The graph of a step, with its inputs."""
         n_rows = sum([len(tokens) for _, tokens in groups])
         for state, tokens in groups:
             state.begin_write(len(tokens), keeps_rows=phase is Phase.ROW)
@@ -320,26 +340,33 @@ class TrunkRunner:
         furthest = max([state.length + len(tokens) for state, tokens in groups])
         # the head must not see how many rows are wanted either
         n_out_padded = pad_rows(n_out) if whole_units else n_out
-        graph = self._graphs.get(GraphKey(phase, padded, n_out_padded, self._span(furthest)))
+        graph = self._graphs.get(GraphKey(phase, padded, n_out_padded, self._span(furthest), stream))
         self._inputs.write(graph, groups, n_rows, n_out)
+        return graph
+
+    def _start(self, graphs: list[StepGraph], phase: Phase) -> None:
         if phase is Phase.CHUNK and self._expected is not None:
             expected, self._expected = self._expected, None
             self._inputs.expect(expected)
         if self._backend.is_cpu and self.on_launch is not None:
             self.on_launch()
-        graph.start(self._backend)
+        graphs[0].start(self._backend, *graphs[1:])
         if not self._backend.is_cpu and self.on_launch is not None:
             self.on_launch()
-        return graph
 
-    def _commit(self, groups: list[tuple[SequenceState, list[int]]], phase: Phase) -> None:
+    def _end(self, graphs: list[tuple[StepGraph, int]]) -> None:
+        """Wait for the end of a step; each graph with the number of its rows."""
         self._backend.wait()
         self._inputs.computed()
-        recent = self._graphs.recent
-        if self._routes is not None and recent is not None and recent.all_picks is not None:
-            self._routes.add(read_picks(recent.all_picks, sum(len(tokens) for _, tokens in groups)))
+        for graph, n_rows in graphs:
+            if self._routes is not None and graph.all_picks is not None:
+                self._routes.add(read_picks(graph.all_picks, n_rows))
+
+    def _commit(self, graph: StepGraph, groups: list[tuple[SequenceState, list[int]]]) -> None:
+        """End a step of rows."""
+        self._end([(graph, sum(len(tokens) for _, tokens in groups))])
         for state, tokens in groups:
-            state.commit(tokens, by_chunk=phase is Phase.CHUNK)
+            state.commit(tokens, by_chunk=False)
 
     def _span(self, n_tokens: int) -> int:
         """See `span_blocks`."""

@@ -35,12 +35,13 @@ NODES_BESIDE: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class GraphKey:
-    """What a retained graph is made for. n_out: rows of logits, 0 for none."""
+    """What a retained graph is made for. n_out: rows of logits, 0 for none. Graphs of different streams share no memory."""
 
     phase: Phase
     n_rows: int
     n_out: int
     n_block_max: int
+    stream: int = 0
 
 
 class StepGraph:
@@ -154,10 +155,10 @@ class StepGraph:
         if self._away is not None:
             self._split = self._away.join(target, expert, self.graph)
 
-    def start(self, backend: Backend) -> None:
-        """Run once with the inputs that are set; `Backend.wait` waits for the end."""
+    def start(self, backend: Backend, *others: StepGraph) -> None:
+        """Run once with the inputs that are set; `Backend.wait` waits for the end. `others`: see `SplitGraph.start`."""
         if self._split is not None:
-            self._split.start()
+            self._split.start(*(other._split for other in others if other._split is not None))
         else:
             backend.start(self.graph)
 

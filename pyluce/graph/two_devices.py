@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any, Final
 
-from pyluce.graph.experts import ExpertSide, LayerGraphs, Shape
+from pyluce.graph.experts import ExpertSide
 from pyluce.graph.options import RunnerOptions
 from pyluce.native.backend import Backend
 from pyluce.native.devices import device_memory, parse_device
@@ -101,16 +101,10 @@ class SplitExperts:
         self._side = ExpertSide(self._name, self._model, None)
         log.warning("the expert device %s is there again", self._name)
 
-    def layer_graphs(self, shape: Shape) -> tuple[LayerGraphs, bool]:
-        """What the expert device computes in a step of this shape; True: the graphs of all other shapes are void."""
-        epoch = self.side.epoch
-        graphs = self.side.graphs(shape)
-        return graphs, self.side.epoch != epoch
-
-    def drop(self, phase: Phase, n_rows: int) -> None:
+    def drop(self, phase: Phase, n_rows: int, stream: int) -> None:
         """Nothing of this shape is used any more."""
         if self._side is not None:
-            self._side.drop(phase, n_rows)
+            self._side.drop(phase, n_rows, stream)
 
     def report(self) -> dict[str, Any]:
         """Bytes on both devices; `lost`: the expert device has gone."""

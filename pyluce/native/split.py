@@ -52,12 +52,20 @@ class SplitGraph(Owner):
                     f"expected a part that fits a graph of {graph.n_nodes} nodes, found {part}", log.take()
                 )
 
-    def start(self) -> None:
-        """As `Backend.start` of the target. Raises DeviceLostError when the expert device has gone."""
-        for graph in self._graphs:
-            graph.check_memory()
+    def start(self, *others: SplitGraph) -> None:
+        """As `Backend.start` of the target. Raises DeviceLostError when the expert device has gone.
+
+        `others`: graphs that are computed with it, layer by layer, each after those before it; see ``ggml_luce_split_compute_streams``.
+        """
+        for split in (self, *others):
+            for graph in split._graphs:
+                graph.check_memory()
         self._target.busy()
-        status = luce.ggml_luce_split_compute(self.ptr)
+        if others:
+            pointers = (ctypes.c_void_p * (1 + len(others)))(self.ptr, *(other.ptr for other in others))
+            status = luce.ggml_luce_split_compute_streams(pointers, len(pointers))
+        else:
+            status = luce.ggml_luce_split_compute(self.ptr)
         callbacks.raise_pending()
         if status != GGMLStatus.SUCCESS and self._expert.is_lost:
             raise DeviceLostError(

@@ -55,7 +55,8 @@ def results(runner: TrunkRunner) -> dict[str, bytes]:
         state.free()
     again = runner.new_sequence()
     prompt = [*tokens(LENGTHS[0], 0), *tokens(20, 77)]
-    start = runner.store.start(again, prompt, {CHUNK, LENGTHS[0]})
+    chunk = runner.options.chunk_tokens
+    start = runner.store.start(again, prompt, {*range(chunk, LENGTHS[0], chunk), LENGTHS[0]})
     assert start.length == LENGTHS[0]
     rest = runner.prefill(again, prompt[start.length :], want="all")
     assert rest is not None

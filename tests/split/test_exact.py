@@ -9,7 +9,8 @@ import pytest
 
 from pyluce.native.luce import Phase
 from pyluce.placement.hot import HotSet
-from tests.split.schedule import N_EXPERT, N_LAYER, OPTIONS, model, results
+from tests.split.schedule import N_EXPERT, N_LAYER, OPTIONS, model, results, tokens
+from tests.support.device import ON_GPU
 from tests.support.models import ModelCache
 from tests.support.runs import open_runner
 
@@ -70,6 +71,21 @@ def test_fused_gate_and_up(expert_device: str, model_cache: ModelCache, expected
     hot = PLACEMENTS["half"]
     with open_runner(model(model_cache, "fused"), expert_device=expert_device, hot_experts=hot, **OPTIONS) as runner:
         assert differing(results(runner), expected("fused")) == []
+
+
+@pytest.mark.parametrize(("n_streams", "chunk"), [(2, 48), (2, 16), (4, 16)])
+def test_chunks_at_the_same_time(n_streams: int, chunk: int, expert_device: str, model_cache: ModelCache) -> None:
+    """Streams of a prompt, each at a layer of its own on either device, with the draft head and logits of every token."""
+    options = {**OPTIONS, "chunk_tokens": chunk}
+    with open_runner(model(model_cache, "F32"), **options) as runner:
+        one = results(runner)
+    options |= {"expert_device": expert_device, "hot_experts": PLACEMENTS["half"], "prompt_streams": n_streams}
+    with open_runner(model(model_cache, "F32"), **options) as runner:
+        assert differing(results(runner), one) == []
+        if n_streams == 2 and chunk == 16:
+            state = runner.new_sequence()
+            cut = runner.prefill(state, tokens(70, 0), want="all", cuts=[17, 20, 64])
+            assert cut is not None and (ON_GPU or cut.tobytes() == one["prompt 0"])
 
 
 def test_a_slot_that_is_one_off_shows(expert_device: str, model_cache: ModelCache, expected: Expected) -> None:

@@ -59,14 +59,21 @@ def test_a_step_fails_and_the_next_connects_anew(own_server: RpcServer, model_ca
         assert isinstance(report, dict) and report["lost"] is False and report["hot_experts"] == 2 * N_LAYER
 
 
-def test_it_goes_while_a_prompt_is_computed(own_server: RpcServer, model_cache: ModelCache) -> None:
-    with open_runner(model(model_cache, "Q4_K"), expert_device=own_server.device, **OPTIONS) as runner:
+@pytest.mark.parametrize("n_streams", [1, 3])
+def test_it_goes_while_a_prompt_is_computed(own_server: RpcServer, model_cache: ModelCache, n_streams: int) -> None:
+    options = {**OPTIONS, "chunk_tokens": 16, "prompt_streams": n_streams}
+    with open_runner(model(model_cache, "Q4_K"), expert_device=own_server.device, **options) as runner:
         runner.on_launch = own_server.kill
         state = runner.new_sequence()
         with pytest.raises(DeviceLostError):
             runner.prefill(state, PROMPT)
-        runner.on_launch = None
-        own_server.start()
+        assert state.length == 0
+        with pytest.raises(
+            RuntimeError, match="a step of this sequence failed"
+        ):
+            own_server.start()
+            runner.on_launch = None
+            runner.prefill(state, PROMPT)
         state.clear()
         assert runner.prefill(state, PROMPT) is not None
 

@@ -190,6 +190,9 @@ GGML_API bool ggml_luce_split_add(
 // As ggml_backend_graph_compute_async of the target: when that is idle, the expert device is. GGML_STATUS_FAILED when the expert device
 // has gone; after a failure both are idle
 GGML_API enum ggml_status ggml_luce_split_compute(struct ggml_luce_split * split);
+// Several graphs at once, all of the same layers and devices, layer by layer: a graph's layer may use what those before it left in the same
+// layer, and the end of it what they left at theirs. No two of them share graph memory on either device
+GGML_API enum ggml_status ggml_luce_split_compute_streams(struct ggml_luce_split * const * splits, int n);
 // bytes that a computation sends to the expert device, and gets from it
 GGML_API void ggml_luce_split_bytes(const struct ggml_luce_split * split, int64_t * sent, int64_t * received);
 // For measurements: events that the devices record in every computation from now on; NULL: none any more. target [3*L + 2]: at the start, for

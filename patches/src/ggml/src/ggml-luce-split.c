@@ -35,8 +35,12 @@ struct ggml_luce_split {
     bool (*is_lost)(ggml_backend_t);  // NULL: a device that does not go
     ggml_backend_buffer_t  staging;   // host memory between the devices
     size_t                 n_staging;
-    ggml_backend_event_t * target_events; // where the next one is recorded, NULL: nowhere
+    ggml_backend_event_t   done;      // the expert device has a result; NULL where one waits for all that it does
+    ggml_backend_t         copier;    // a stream of the expert device for results, NULL: its own stream
+    ggml_backend_event_t * target_events; // for measurements, NULL: none
     ggml_backend_event_t * expert_events;
+    ggml_backend_event_t * target_next;
+    ggml_backend_event_t * expert_next;
 };
 
 static bool on_host(const struct ggml_tensor * t) {
@@ -121,12 +125,6 @@ bool ggml_luce_split_add(
     return true;
 }
 
-static void record(ggml_backend_t backend, ggml_backend_event_t ** next) {
-    if (*next != NULL) {
-        ggml_backend_event_record(*(*next)++, backend);
-    }
-}
-
 static enum ggml_status compute(ggml_backend_t backend, struct ggml_cgraph * graph) {
     return graph->n_nodes ? ggml_backend_graph_compute_async(backend, graph) : GGML_STATUS_SUCCESS;
 }
@@ -158,73 +156,146 @@ static void send(struct ggml_luce_split * split, const struct layer * l) {
     }
 }
 
-static enum ggml_status receive(struct ggml_luce_split * split, const struct layer * l) {
+// what a layer's result becomes on its way: host memory where it is read from
+static char * way(struct ggml_luce_split * split, const struct layer * l) {
+    return on_host(l->into) ? l->into->data : on_host(l->result) ? l->result->data : ggml_backend_buffer_get_base(split->staging);
+}
+
+// The result leaves the expert device as soon as it is there, and stands behind nothing that the device is given later.
+static void leave(struct ggml_luce_split * split, const struct layer * l) {
+    if (!split->by_itself && way(split, l) != l->result->data) {
+        ggml_backend_tensor_get_async(split->expert, l->result, way(split, l), 0, ggml_nbytes(l->result));
+    }
+    if (split->done != NULL) {
+        ggml_backend_event_record(split->done, split->expert);
+    }
+}
+
+static enum ggml_status take(struct ggml_luce_split * split, const struct layer * l) {
     if (split->by_itself) {
-        ggml_backend_tensor_copy_async(split->expert, split->target, l->result, l->into);
+        // the target waits for this copy from here on; a stream of its own lets it overtake what the expert device does next
+        ggml_backend_t from = split->copier != NULL ? split->copier : split->expert;
+        if (split->copier != NULL) {
+            ggml_backend_event_wait(split->copier, split->done);
+        }
+        ggml_backend_tensor_copy_async(from, split->target, l->result, l->into);
         return GGML_STATUS_SUCCESS;
     }
-    const size_t n = ggml_nbytes(l->result);
-    char * at = on_host(l->into) ? l->into->data : on_host(l->result) ? l->result->data : ggml_backend_buffer_get_base(split->staging);
+    char * at = way(split, l);
     if (at != l->result->data) {
-        ggml_backend_tensor_get_async(split->expert, l->result, at, 0, n);
-        ggml_backend_synchronize(split->expert);
+        if (split->done != NULL) {
+            ggml_backend_event_synchronize(split->done);
+        } else {
+            ggml_backend_synchronize(split->expert);
+        }
     }
     if (split->is_lost != NULL && split->is_lost(split->expert)) {
         return GGML_STATUS_FAILED;
     }
     if (at != l->into->data) {
-        ggml_backend_tensor_set_async(split->target, l->into, at, 0, n);
+        ggml_backend_tensor_set_async(split->target, l->into, at, 0, ggml_nbytes(l->into));
     }
     return GGML_STATUS_SUCCESS;
 }
 
-static enum ggml_status compute_expert(struct ggml_luce_split * split, struct layer * l, ggml_backend_event_t ** next) {
-    record(split->expert, next);
+static void record(ggml_backend_t backend, ggml_backend_event_t ** next) {
+    if (*next != NULL) {
+        ggml_backend_event_record(*(*next)++, backend);
+    }
+}
+
+static enum ggml_status compute_expert(struct ggml_luce_split * split, struct layer * l) {
+    record(split->expert, &split->expert_next);
     const enum ggml_status status = compute(split->expert, l->expert);
-    record(split->expert, next);
+    record(split->expert, &split->expert_next);
+    if (status == GGML_STATUS_SUCCESS) {
+        leave(split, l);
+    }
     return status;
 }
 
-static enum ggml_status compute_layer(
-        struct ggml_luce_split * split, struct layer * l, ggml_backend_event_t ** target_events, ggml_backend_event_t ** expert_events) {
+// a layer up to where its result is needed
+static enum ggml_status begin(struct ggml_luce_split * split, struct layer * l) {
     enum ggml_status status = compute(split->target, &l->before);
     if (status != GGML_STATUS_SUCCESS) {
         return status;
     }
-    record(split->target, target_events);
+    record(split->target, &split->target_next);
     send(split, l);
     // a CPU returns when it is done: whoever does not goes first
     const bool target_first = is_cpu(split->expert);
-    status = target_first ? compute(split->target, &l->beside) : compute_expert(split, l, expert_events);
+    status = target_first ? compute(split->target, &l->beside) : compute_expert(split, l);
     if (status == GGML_STATUS_SUCCESS) {
-        status = target_first ? compute_expert(split, l, expert_events) : compute(split->target, &l->beside);
+        status = target_first ? compute_expert(split, l) : compute(split->target, &l->beside);
     }
-    record(split->target, target_events);
-    if (status == GGML_STATUS_SUCCESS) {
-        status = receive(split, l);
+    record(split->target, &split->target_next);
+    return status;
+}
+
+static enum ggml_status end(struct ggml_luce_split * split, const struct layer * l) {
+    const enum ggml_status status = take(split, l);
+    record(split->target, &split->target_next);
+    return status;
+}
+
+static enum ggml_status compute_all(struct ggml_luce_split * const * splits, int n) {
+    enum ggml_status status = GGML_STATUS_SUCCESS;
+    for (int s = 0; s < n; s++) {
+        splits[s]->target_next = splits[s]->target_events;
+        splits[s]->expert_next = splits[s]->expert_events;
+        record(splits[s]->target, &splits[s]->target_next);
+        record(splits[s]->expert, &splits[s]->expert_next);
     }
-    record(split->target, target_events);
+    // layer by layer: while the target is at one stream's layer, the expert device is at the one before's
+    for (int i = 0; i < splits[0]->n_layer; i++) {
+        for (int s = 0; s < n && status == GGML_STATUS_SUCCESS; s++) {
+            if (i > 0) {
+                status = end(splits[s], &splits[s]->layers[i - 1]);
+            }
+            if (status == GGML_STATUS_SUCCESS) {
+                status = begin(splits[s], &splits[s]->layers[i]);
+            }
+        }
+    }
+    for (int s = 0; s < n && status == GGML_STATUS_SUCCESS; s++) {
+        if (splits[s]->n_layer > 0) {
+            status = end(splits[s], &splits[s]->layers[splits[s]->n_layer - 1]);
+        }
+        if (status == GGML_STATUS_SUCCESS) {
+            status = compute(splits[s]->target, &splits[s]->rest);
+        }
+        record(splits[s]->target, &splits[s]->target_next);
+    }
+    if (status != GGML_STATUS_SUCCESS) {
+        ggml_backend_synchronize(splits[0]->target);
+        ggml_backend_synchronize(splits[0]->expert);
+    }
     return status;
 }
 
 enum ggml_status ggml_luce_split_compute(struct ggml_luce_split * split) {
-    enum ggml_status status = GGML_STATUS_SUCCESS;
-    ggml_backend_event_t * target_events = split->target_events;
-    ggml_backend_event_t * expert_events = split->expert_events;
-    record(split->target, &target_events);
-    record(split->expert, &expert_events);
-    for (int i = 0; i < split->n_layer && status == GGML_STATUS_SUCCESS; i++) {
-        status = compute_layer(split, &split->layers[i], &target_events, &expert_events);
+    return compute_all(&split, 1);
+}
+
+// what a stream needs beside others: to know when its result is there, and to copy it past what the device does next
+static bool make_stream(struct ggml_luce_split * split) {
+    ggml_backend_dev_t device = ggml_backend_get_device(split->expert);
+    if (split->done == NULL) {
+        split->done = ggml_backend_event_new(device);
     }
-    if (status == GGML_STATUS_SUCCESS) {
-        status = compute(split->target, &split->rest);
+    if (split->by_itself && split->copier == NULL) {
+        split->copier = ggml_backend_dev_init(device, NULL);
     }
-    record(split->target, &target_events);
-    if (status != GGML_STATUS_SUCCESS) {
-        ggml_backend_synchronize(split->target);
-        ggml_backend_synchronize(split->expert);
+    return is_cpu(split->expert) || (split->done != NULL && (!split->by_itself || split->copier != NULL));
+}
+
+enum ggml_status ggml_luce_split_compute_streams(struct ggml_luce_split * const * splits, int n) {
+    for (int s = 0; s < n; s++) {
+        if (splits[s]->n_layer != splits[0]->n_layer || (n > 1 && !make_stream(splits[s]))) {
+            return GGML_STATUS_FAILED;
+        }
     }
-    return status;
+    return n > 0 ? compute_all(splits, n) : GGML_STATUS_SUCCESS;
 }
 
 void ggml_luce_split_bytes(const struct ggml_luce_split * split, int64_t * sent, int64_t * received) {
@@ -245,6 +316,8 @@ void ggml_luce_split_record(struct ggml_luce_split * split, ggml_backend_event_t
 
 void ggml_luce_split_free(struct ggml_luce_split * split) {
     if (split != NULL) {
+        ggml_backend_event_free(split->done);
+        ggml_backend_free(split->copier);
         ggml_backend_buffer_free(split->staging);
         free(split->layers);
         free(split);
