@@ -40,6 +40,7 @@ def load_request(facts: ModelFacts, options: LoadOptions, speculation: Speculati
         prefix_cache_bytes=None if kept is None else kept << 20,
         max_rollback=speculation.options.max_drafts,
         mtp=speculation.uses_head,
+        streams=options.prompt_streams,
     )
 
 
@@ -125,5 +126,6 @@ def runner_options(plan: MemoryPlan, options: LoadOptions, hot: HotSet | None = 
         mtp=plan.request.mtp,
         expert_device=options.expert_device,
         hot_experts=hot,
+        prompt_streams=plan.request.streams,
         draft_path=None if options.draft is None or not plan.request.mtp else str(options.draft),
     )

@@ -15,7 +15,10 @@ from tests.native.headers import POINTER, TEXT, Headers
 
 SOURCE = Path(__file__).resolve().parents[2] / "vendor" / "src"
 HEADERS = [
-    *(SOURCE / "ggml" / "include" / f"{name}.h" for name in ("ggml", "ggml-alloc", "ggml-backend", "ggml-cpu", "ggml-rpc", "gguf")),
+    *(
+        SOURCE / "ggml" / "include" / f"{name}.h"
+        for name in ("ggml", "ggml-alloc", "ggml-backend", "ggml-cpu", "ggml-rpc", "gguf")
+    ),
     SOURCE / "ggml" / "include" / "ggml-luce.h",
     SOURCE / "include" / "llama.h",
 ]

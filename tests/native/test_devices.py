@@ -20,7 +20,21 @@ def test_names() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "gpu", "cuda", "cuda:", "cuda:-1", "cuda:1x", "CUDA0", "cpu:0", "vulkan:0", "cuda:0\n", "rpc:box", "rpc:box:70000"]
+    "name",
+    [
+        "",
+        "gpu",
+        "cuda",
+        "cuda:",
+        "cuda:-1",
+        "cuda:1x",
+        "CUDA0",
+        "cpu:0",
+        "vulkan:0",
+        "cuda:0\n",
+        "rpc:box",
+        "rpc:box:70000",
+    ],
 )
 def test_what_is_no_device_is_refused_everywhere(name: str) -> None:
     with pytest.raises(ValueError, match="expected cpu, cuda:N, hip:N or rpc:HOST:PORT"):

@@ -68,9 +68,7 @@ def test_it_goes_while_a_prompt_is_computed(own_server: RpcServer, model_cache: 
         with pytest.raises(DeviceLostError):
             runner.prefill(state, PROMPT)
         assert state.length == 0
-        with pytest.raises(
-            RuntimeError, match="a step of this sequence failed"
-        ):
+        with pytest.raises(RuntimeError, match="a step of this sequence failed"):
             own_server.start()
             runner.on_launch = None
             runner.prefill(state, PROMPT)

@@ -78,6 +78,25 @@ def test_four_at_once_with_drafts_and_parked_on_the_way(
         assert luce.stats().invariant_violations == 0
 
 
+def test_prompts_in_streams(path: Path, server: RpcServer, tmp_path: Path) -> None:
+    """Chunks that are computed at once are kept and found like others; a request's own cut ends a wave."""
+    first = prompt(400, seed=4)
+    wanted = [
+        (first, ()),
+        ((*first[:320], *prompt(90, seed=5)), ()),
+        (prompt(300, seed=6), (100,)),
+        (prompt(30, seed=7), ()),
+    ]
+    with Luce.load(path, max_concurrency=1, prefix_cache_mib=0, repack=False, **OPTIONS) as luce:
+        cold = [run(luce, tokens, cuts) for tokens, cuts in wanted]
+    with load(path, server, prompt_streams=3, prefix_cache_mib=64, cache_dir=tmp_path) as luce:
+        for (tokens, cuts), answer in zip(wanted, cold, strict=True):
+            assert same(run(luce, tokens, cuts), answer)
+        again = run(luce, (*wanted[2][0][:100], *prompt(50, seed=9)), (100,))
+        assert again.timings.cached_tokens == 100
+        assert same(run(luce, first), cold[0]) and luce.stats().invariant_violations == 0
+
+
 def test_killed_in_the_middle_of_an_answer(path: Path, own_server: RpcServer, expected: list[Completion]) -> None:
     with load(path, own_server, prefix_cache_mib=0) as luce:
         running = Running(luce, request(50, 1, 400))
