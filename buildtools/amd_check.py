@@ -4,8 +4,8 @@
     python -m buildtools.amd_check --update      # make amd-check UPDATE=1; writes docs/amd-resources.txt
     python -m buildtools.amd_check --rocm /opt/rocm
 
-No GPU is needed: code objects are made and read, not run. Results are kept in build/amd-check by what they were made
-of, so that a second call compiles only what changed. See docs/amd.md.
+No GPU is needed: code objects are made and read, not run. They and what was read are kept in build/amd-check by what they were
+made of, so that a second call compiles only what changed, and `make amd-run` has them to execute. See docs/amd.md.
 """
 
 from __future__ import annotations
@@ -97,7 +97,6 @@ class Checker:
         made_of = {path: _digest(Path(path)) for path in self._dependencies(depends)}
         kernels = [kernel.to_json() for kernel in result.kernels]
         entry.write_text(json.dumps({"key": self._key(), "made_of": made_of, "kernels": kernels}), encoding="utf-8")
-        code.unlink()
         depends.unlink()
         return result
 
@@ -118,6 +117,8 @@ class Checker:
         try:
             value: dict[str, Any] = json.loads(entry.read_text(encoding="utf-8"))
             if value["key"] != self._key() or any(_digest(Path(p)) != digest for p, digest in value["made_of"].items()):
+                return None
+            if not entry.with_suffix(".co").is_file():
                 return None
             return [Kernel(**kernel) for kernel in value["kernels"]]
         except (OSError, ValueError, KeyError, TypeError):

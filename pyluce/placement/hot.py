@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Final
 
 import numpy as np
@@ -98,9 +98,11 @@ def choose_hot(counts: Counts, expert_bytes: Sequence[int], budget_bytes: int) -
     chosen: list[list[int]] = [[] for _ in range(n_layer)]
     left = budget_bytes
 
-    def entry(layer: int) -> tuple[Fraction, int, int]:
+    common = math.lcm(*expert_bytes)  # so that picks a byte are compared as whole numbers, exactly
+
+    def entry(layer: int) -> tuple[int, int, int]:
         count = numbers[layer][ranked[layer][len(chosen[layer])]]
-        return (-Fraction(count, expert_bytes[layer]), -count, layer)
+        return (-count * (common // expert_bytes[layer]), -count, layer)
 
     heap = [entry(layer) for layer in range(n_layer)] if n_expert else []
     heapq.heapify(heap)

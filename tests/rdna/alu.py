@@ -335,6 +335,12 @@ def scalar(arch: str, i: Instruction) -> Step:
         if name in ("S0", "S1", "S2"):
             field = f"ssrc{name[1]}"
             kind, bits = table.get(f"src{name[1]}", table.get("sdst", ("ANY", 32)))
+            if i.form == "SOPK" and arch == "rdna4":  # there the text calls the immediate S0
+                if name != "S0" or "SIMM16" in m.inputs:
+                    raise UnknownInstruction(f"{i}: reads {name}.")
+                immediate = np.full(1, i["simm16"], np.uint32)
+                reads.append(lambda w, a=immediate: a)
+                continue
             code = i.fields.get(field, i.fields.get("sdst"))
             assert code is not None
             reads.append(scalar_source(code, bits, kind, i.literal))

@@ -46,17 +46,19 @@ def fma32(a: Any, b: Any, c: Any) -> Any:
     suspects |= np.abs(total) < 2.0**-125
     if suspects.any():
         product, wide_c, total = np.broadcast_arrays(product, wide_c, total)
-        p, q, s = product[suspects], wide_c[suspects], total[suspects]
-        back = s - p
-        error = (p - (s - back)) + (q - back)
-        bits = s.view(I64)
-        odd = (error != 0) & ((bits & 1) == 0) & np.isfinite(s)
-        # toward the exact sum when it lies inside, so that the last bit says "there was more"
-        step = np.where((error > 0) == (s > 0), 1, -1)
-        step = np.where(s == 0, 0, step)
         result = np.array(result)
-        result[suspects] = np.where(odd, bits + step, bits).view(F64).astype(F32)
+        result[suspects] = _odd_sum(product[suspects], wide_c[suspects], total[suspects]).astype(F32)
     return result
+
+
+def _odd_sum(p: Any, q: Any, total: Any) -> Any:
+    """p + q in float64 rounded to odd: the last bit is set where the exact sum has more bits."""
+    back = total - p
+    error = (p - (total - back)) + (q - back)
+    bits = np.ascontiguousarray(total).view(I64)
+    odd = (error != 0) & ((bits & 1) == 0) & np.isfinite(total)
+    step = np.where((error > 0) == (total > 0), 1, -1)
+    return np.where(odd & (total != 0), bits + step, bits).view(F64)
 
 
 def fma16(a: Any, b: Any, c: Any) -> Any:
@@ -274,12 +276,17 @@ def permute_bytes(s0: Any, s1: Any, selector: Any) -> Any:
 
 def div_scale32(s0: Any, s1: Any, s2: Any) -> tuple[Any, Any]:
     """v_div_scale_f32: the operand s0 (the denominator s1 or the numerator s2) scaled for the division, and whether
-    v_div_fmas has to scale back."""
+    v_div_fmas has to scale back.
+
+    The manual's text cannot be meant in two places: it scales a denominator above 2 ** 126 up when the quotient is tiny
+    (to infinity), and asks for reciprocals that are denormal in float64 (none is). Here such a denominator goes down, and
+    the reciprocal is looked at in float32, as the flushing v_rcp_f32 needs it. With this the compiler's sequence gives the
+    IEEE quotient for every kind of operand, as it does on hardware.
+    """
     s0, s1, s2 = np.broadcast_arrays(s0, s1, s2)
     with np.errstate(all="ignore"):
         tiny = lambda x: (np.abs(x) < MIN_NORMAL) & (x != 0)  # noqa: E731
-        inverse = 1.0 / F64(s1)
-        inverse_tiny = np.abs(inverse) < 2.0**-1022  # never: kept as the manual has it
+        inverse_tiny = np.abs(s1) > F32(2.0**126)
         quotient = (F64(s2) / F64(s1)).astype(F32)
         quotient_tiny = tiny(quotient) | ((quotient == 0) & (s2 != 0))
     up, down = ldexp(s0, 64), ldexp(s0, -64)
@@ -289,7 +296,7 @@ def div_scale32(s0: Any, s1: Any, s2: Any) -> tuple[Any, Any]:
     result = np.where(exponent(s2) <= 23, up, s0)
     result = np.where(quotient_tiny, np.where(same2, up, s0), result)
     result = np.where(inverse_tiny, down, result)
-    result = np.where(inverse_tiny & quotient_tiny, np.where(same1, up, s0), result)
+    result = np.where(inverse_tiny & quotient_tiny, np.where(same1, down, s0), result)
     result = np.where(tiny(s1), up, result)
     result = np.where(far, np.where(same1, up, s0), result)
     result = np.where(invalid, F32(np.nan), result)
@@ -298,19 +305,28 @@ def div_scale32(s0: Any, s1: Any, s2: Any) -> tuple[Any, Any]:
 
 
 def div_fmas32(a: Any, b: Any, c: Any, scaled: Any) -> Any:
-    """fma, times 2 ** 32 where ``scaled``."""
+    """fma, and where ``scaled`` the scaling of v_div_scale undone: times 2 ** 64 for a large quotient c, 2 ** -64 for a
+    small one (the manual's text has 2 ** 32, which undoes neither). One rounding: the fused sum is scaled before it."""
     result = fma32(a, b, c)
-    return np.where(scaled, ldexp(result, 32), result)
+    if not scaled.any():
+        return result
+    product, wide_c = np.broadcast_arrays(F64(a) * F64(b), F64(c))
+    exact = _odd_sum(product, wide_c, product + wide_c)
+    return np.where(scaled, np.ldexp(exact, np.where(exponent(c) > 127, 64, -64)).astype(F32), result)
 
 
 def div_fixup32(quotient: Any, denominator: Any, numerator: Any) -> Any:
-    """v_div_fixup_f32: the quotient with its sign, or the special value that the operands ask for."""
+    """v_div_fixup_f32: the quotient with its sign, or the special value that the operands ask for.
+
+    The manual's condition for an overflow, "exponent(S1) == 255", was dealt with before it; it is taken to mean S0, the
+    quotient, which is infinite or NaN after the compiler's sequence exactly when the result overflows.
+    """
     q, d, n = np.broadcast_arrays(quotient, denominator, numerator)
     negative = np.signbit(d) ^ np.signbit(n)
     result = np.copysign(np.abs(q), np.where(negative, F32(-1), F32(1)))
     signed = lambda x: np.where(negative, F32(-x), F32(x))  # noqa: E731
     # overflow and underflow of the rounding mode "to nearest"
-    result = np.where(exponent(d) == 255, signed(np.inf), result)
+    result = np.where(exponent(q) == 255, signed(np.inf), result)
     result = np.where(exponent(n) - exponent(d) < -150, signed(0.0), result)
     infinite_d, infinite_n = np.isinf(d), np.isinf(n)
     result = np.where(infinite_d | (n == 0), signed(0.0), result)

@@ -259,7 +259,7 @@ def compile_text(name: str, text: str, width: dict[str, int], scalar: bool) -> M
         emitter = Emitter(width, scalar)
         emitter.statements(program)
         source, inputs, outputs = emitter.finish(re.sub(r"\W", "_", name))
-    except Outside as error:
+    except (Outside, AttributeError, KeyError, TypeError, ValueError) as error:
         raise UnknownInstruction(
             f"{name}: no meaning; the manual's text is outside the compiled subset ({error})."
         ) from None

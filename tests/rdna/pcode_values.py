@@ -231,6 +231,8 @@ class Values:
     def v_slice(self, inner: Any, high_node: Any, low_node: Any) -> V:
         high, low = self.constant(high_node), self.constant(low_node)
         value = self.raw(self.value(inner))
+        if high < low:
+            raise Outside("reversed bits")
         if value.const is not None:
             number = value.const >> low & ((1 << high - low + 1) - 1)
             return V(str(number), "u", high - low + 1, number)

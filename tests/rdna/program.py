@@ -119,8 +119,9 @@ class Program:
                     block.target = self.branch_target(i)
                 return block
             if i.name not in NOTHING:
-                if signalled:
-                    raise UnknownInstruction(f"{i}: work between a barrier's signal and its wait.")
+                if signalled and i.form in ("DS", "GLOBAL", "FLAT", "SCRATCH", "MUBUF"):
+                    # what others do behind the barrier may meet it: that cannot be said by whole epochs
+                    raise UnknownInstruction(f"{i}: an access between a barrier's signal and its wait.")
                 if i.name == "s_barrier_signal":
                     signalled = True
                     if i["ssrc0"] != 193:
