@@ -14,6 +14,7 @@ from pyluce.luce import Completion
 from pyluce.native.errors import DeviceLostError
 from pyluce.placement.counts import RouteShape
 from pyluce.placement.table_file import write_routes
+from pyluce.server.memory import memory_section
 from tests.serving.test_park import Running, request, wait
 from tests.serving.test_prefix_cache import OPTIONS, prompt, run, same
 from tests.split.schedule import model
@@ -66,6 +67,10 @@ def test_four_at_once_with_drafts_and_parked_on_the_way(
         assert any("repack: off" in warning for warning in luce.info.warnings)
         before = luce.memory_report()["experts"]
         assert isinstance(before, dict) and 0 < before["hot_experts"] < TEST_SHAPE.n_layer * TEST_SHAPE.n_expert
+        first, second = memory_section(luce.stats())["devices"]
+        assert first["name"] == "cpu" and first["weights_bytes"] >= before["hot_bytes"]
+        assert (second["name"], second["kind"]) == (server.device, "experts")
+        assert second["weights_bytes"] == before["bytes"] and second["workspaces_bytes"] == before["graph_bytes"] > 0
         running = [Running(luce, one) for one in WANTED]
         wait(lambda: running[0].n_tokens >= 5)
         assert luce.park() and luce.unpark()
