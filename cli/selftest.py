@@ -51,15 +51,22 @@ def verdict(result: Result) -> str:
 def show(title: str, results: list[Result]) -> None:
     """A table on a terminal, lines in a pipe; what failed and why comes last."""
     console = Console(highlight=False)
-    table = Table("op", "shape", "largest error", "bound", "result", title=title)
+    table = Table("op", "shape", "largest error", "bound", "result", "kernels", title=title)
     if not console.is_terminal:
         click.echo(title)
     for result in results:
-        row = (result.op, result.shape, f"{result.error:.1e}", f"{result.bound:.0e}", verdict(result))
+        row = (
+            result.op,
+            result.shape,
+            f"{result.error:.1e}",
+            f"{result.bound:.0e}",
+            verdict(result),
+            ", ".join(result.paths),
+        )
         if console.is_terminal:
             table.add_row(*row, style="red" if not result.ok else "dim" if result.refused else None)
         else:
-            click.echo(f"{row[4]}: {row[0]}, {row[1]}: {row[2]} of {row[3]}")
+            click.echo(f"{row[4]}: {row[0]}, {row[1]}: {row[2]} of {row[3]}{f' by {row[5]}' if row[5] else ''}")
     if console.is_terminal:
         console.print(table)
     for result in results:

@@ -86,6 +86,7 @@ class TrunkRunner:
     def _load(self, model_path: str | os.PathLike[str], progress: Progress | None) -> None:
         o, fault = self.options, self.options.debug_fault
         self.model = self._owned(open_model(model_path, progress, draft=o.draft_path))
+        self.model.guard()
         h = self.model.hparams
         self._backend = self._owned(Backend(o.device, o.n_threads))
         self.tuned, *other = tune_devices(o, model_products(h, self.model.tensors.values()))
@@ -168,8 +169,9 @@ class TrunkRunner:
         return self._pool.n_free_slots
 
     def new_sequence(self) -> SequenceState:
-        """An empty sequence in a free slot. Raises RuntimeError when all slots are taken."""
+        """An empty sequence in a free slot. Raises RuntimeError when all slots are taken, ModelError when the file was written to."""
         self._guard.check()
+        self.model.check_intact(now=True)
         return SequenceState(self._pool, self._pool.take_slot())
 
     def prefill(
@@ -357,6 +359,7 @@ class TrunkRunner:
     def _end(self, graphs: list[tuple[StepGraph, int]]) -> None:
         """Wait for the end of a step; each graph with the number of its rows."""
         self._backend.wait()
+        self.model.check_intact()
         self._inputs.computed()
         for graph, n_rows in graphs:
             if self._routes is not None and graph.all_picks is not None:

@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from pyluce.native.backend import Backend, BackendBuffer, GraphAllocator
 from pyluce.native.ggml import GGMLType, ggml_set_output
+from pyluce.native.ggml_backend import BackendBufferUsage
+from pyluce.native.paths import watch_paths
 from pyluce.native.quants import dequantize, quantize
 from pyluce.native.tensors import Graph, TensorArena, tensor_get, tensor_set, tensor_shape
 
@@ -51,19 +53,32 @@ class Weight:
 
 
 class OpBench:
-    """Tensors made from arrays (numpy order, slowest axis first) and one node after the other computed on them."""
+    """Tensors made from arrays (numpy order, slowest axis first) and one node after the other computed on them.
 
-    def __init__(self, arrays: Mapping[str, Array | Weight], n_threads: int = 1, device: str = "cpu") -> None:
+    `weight_type`: the `ggml_backend_buffer_type_t` where weights lie, if not the device's own. `paths`: the kernels that ran so far.
+    """
+
+    def __init__(
+        self,
+        arrays: Mapping[str, Array | Weight],
+        n_threads: int = 1,
+        device: str = "cpu",
+        weight_type: int | None = None,
+    ) -> None:
+        self.paths: dict[str, None] = {}
         self.backend = Backend(device, n_threads)
         self.inputs = TensorArena.for_counts(len(arrays) + 1)
+        self.weights = TensorArena.for_counts(len(arrays) + 1) if weight_type is not None else self.inputs
         self.tensors = {name: self._new(name, array) for name, array in arrays.items()}
         self.buffer = BackendBuffer.for_arena(self.inputs, self.backend.buffer_type)
+        if weight_type is not None:
+            BackendBuffer.for_arena(self.weights, weight_type, BackendBufferUsage.WEIGHTS)
         for name, array in arrays.items():
             tensor_set(self.tensors[name], array.raw if isinstance(array, Weight) else array)
 
     def _new(self, name: str, array: Array | Weight) -> int:
         if isinstance(array, Weight):
-            return self.inputs.new_tensor(array.type, array.ne, name)
+            return self.weights.new_tensor(array.type, array.ne, name)
         return self.inputs.new_tensor(TYPES[array.dtype], tuple(reversed(array.shape)), name)
 
     def run(self, build: Build, dtype: Any = np.float32) -> Array:
@@ -81,7 +96,8 @@ class OpBench:
             self.backend.check_supports(graph)
             with GraphAllocator(self.backend) as allocator:
                 allocator.alloc(graph)
-                self.backend.compute(graph)
+                _, paths = watch_paths(lambda: self.backend.compute(graph))
+                self.paths |= dict.fromkeys(paths)
                 return tensor_get(node, dtype, tuple(reversed(tensor_shape(node))))
 
     def set(self, name: str, array: Array) -> None:
@@ -96,6 +112,7 @@ class OpBench:
         """Free everything."""
         self.buffer.close()
         self.inputs.close()
+        self.weights.close()
         self.backend.close()
 
     def __enter__(self) -> OpBench:

@@ -22,6 +22,9 @@ REQUIRED_TYPES: Final = ("F32", "F16", "BF16", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "
 OTHER_TYPES: Final = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "IQ4_XS", "IQ3_XXS")
 """What a file may hold besides; a device may refuse them."""
 
+REPACKED_TYPES: Final = ("Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL")
+"""What a CPU may lay out anew, if it multiplies faster then."""
+
 ROW_COUNTS: Final = (1, 2, 3, 4, 5, 8, 13, 16)
 CHUNK_COUNTS: Final = (16, 48, 128, 512)
 
@@ -72,8 +75,17 @@ class Product:
     """One weight and `n_rows` rows of inputs on a device; parts of the rows are multiplied in graphs of their own."""
 
     def __init__(
-        self, type_name: str, shape: Shape, phase: Phase, n_rows: int, device: str, seed: int = 0, n_threads: int = 1
+        self,
+        type_name: str,
+        shape: Shape,
+        phase: Phase,
+        n_rows: int,
+        device: str,
+        seed: int = 0,
+        n_threads: int = 1,
+        weight_type: int | None = None,
     ) -> None:
+        """`weight_type`: the buffer type where the weight lies, if not the device's own."""
         rng = np.random.default_rng([seed, shape.n_in, shape.n_out, shape.n_expert, n_rows])
         self.shape, self.phase = shape, phase
         self.weight = random_weight(type_name, shape, seed)
@@ -88,7 +100,7 @@ class Product:
             )
             self.ids = np.ascontiguousarray(order[:, : shape.n_used], np.int32)
             arrays["ids"] = self.ids
-        self.bench = OpBench(arrays, n_threads, device)
+        self.bench = OpBench(arrays, n_threads, device, weight_type)
 
     def rows(self, first: int, count: int) -> Array:
         """The product of `count` rows from `first` on, in a graph of their own: [count, n_out] or [count, n_used, n_out]."""

@@ -19,6 +19,7 @@ from pyluce.server.bridge import ClientGone
 from pyluce.server.jsontext import JsonResponse
 from pyluce.server.validation import describe
 from pyluce.text import TemplateError
+from pyluce.weights.errors import ModelError
 
 log = logging.getLogger("pyluce.server")
 
@@ -108,6 +109,9 @@ def as_api_error(error: BaseException) -> ApiError:
         return ApiError(409, str(error), code="cannot_park")
     if isinstance(error, EngineError):
         return ApiError(503, str(error), code="engine_unavailable")
+    if isinstance(error, ModelError):
+        log.error("a request failed: %s", error)
+        return ApiError(503, str(error), code="model_file")
     if isinstance(error, (LogitsError, ConstraintError)):
         log.error("a request failed: %s", error)
         return ApiError(500, str(error), code="generation_failed")

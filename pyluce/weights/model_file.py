@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from pyluce.native.guard import ggml_luce_guard_faults
 from pyluce.weights.catalogue import Mtp, MtpStatus, check_model, check_sidecar
 from pyluce.weights.errors import ModelError, refuse
 from pyluce.weights.gguf_reader import MetaValue
@@ -19,6 +21,9 @@ from pyluce.weights.hparams import HParams, read_hparams
 from pyluce.weights.shards import Shard, check_split, shard_paths
 from pyluce.weights.tensors import DRAFT_EMBEDDING, DRAFT_OUTPUT, OUTPUT, TOKEN_EMBEDDING, TensorInfo
 from pyluce.weights.vocabulary_keys import check_vocabulary
+
+LOOK_S: Final = 1.0
+"""How often a file that is in use is asked for its size and time of change."""
 
 
 class Progress(Protocol):
@@ -48,6 +53,8 @@ class ModelFile:
         self.mtp = mtp
         self.shards = shards
         self.warnings = warnings
+        self._faults = 0
+        self._look_at = 0.0
 
     @property
     def metadata(self) -> Mapping[str, MetaValue]:
@@ -94,6 +101,24 @@ class ModelFile:
                 found = f"{offset + done}: the file was truncated after it was opened"
                 refuse(shard.path, f"data of {info.name}", expected=f"{info.nbytes} bytes", found=found)
             done += got
+
+    def guard(self) -> None:
+        """See `Shard.guard`."""
+        for shard in self.shards:
+            shard.guard()
+        self._faults = ggml_luce_guard_faults(None)
+
+    def check_intact(self, *, now: bool = False) -> None:
+        """Raise `ModelError` when what was read since the last call may not be what the files held when they were opened.
+
+        Accesses beyond a file's end are seen at once; that a file was written to only once in `LOOK_S` seconds, or with `now`.
+        """
+        faults, clock = ggml_luce_guard_faults(None), time.monotonic()
+        if faults == self._faults and clock < self._look_at and not now:
+            return
+        for shard in self.shards:
+            shard.check_intact()
+        self._faults, self._look_at = faults, clock + LOOK_S
 
     def close(self) -> None:
         """Unmap and close every shard. Idempotent."""

@@ -13,9 +13,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from pyluce.native.guard import ggml_luce_guard_add, ggml_luce_guard_faults, ggml_luce_guard_remove
 from pyluce.weights.errors import ModelError, refuse
 from pyluce.weights.gguf_reader import GgufHeader, MetaValue, read_header
 
+_AGAIN: Final = "The results are discarded. Restore the file and start again"
 _SHARD_NAME: Final = re.compile(r"^(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf$")
 
 
@@ -49,10 +51,12 @@ class Shard:
         self.path = path
         self._fd = -1
         self._map: mmap.mmap | None = None
+        self._guarded = 0
         self._bytes: npt.NDArray[np.uint8] | None = None
         try:
             self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-            self.size_bytes = os.fstat(self._fd).st_size
+            self._seen = os.fstat(self._fd)
+            self.size_bytes = self._seen.st_size
             if self.size_bytes == 0:
                 refuse(path, "size", expected="a GGUF file", found="an empty file", hint="Download it again")
             self._map = mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ)
@@ -88,6 +92,26 @@ class Shard:
         """Address of the file's first byte, page-aligned; valid until `close()`."""
         return int(self.mapped.ctypes.data)
 
+    def guard(self) -> None:
+        """From now on an access that the file cannot serve (it was truncated) is counted, instead of ending the process.
+
+        The libraries must be loaded. What reads through the map must call `check_intact` before a result is used.
+        """
+        if not self._guarded and ggml_luce_guard_add(self.base_address, self.size_bytes):
+            self._guarded = self.base_address
+
+    def check_intact(self) -> None:
+        """Raise `ModelError` when the map could not be read somewhere, or the file was written to since it was opened."""
+        if self._guarded and ggml_luce_guard_faults(self._guarded):
+            found = f"{os.fstat(self.fd).st_size}, or a disk that cannot read it"
+            refuse(
+                self.path, "size", expected=f"{self.size_bytes} bytes as when it was opened", found=found, hint=_AGAIN
+            )
+        now = os.fstat(self.fd)
+        if (now.st_size, now.st_mtime_ns) != (self._seen.st_size, self._seen.st_mtime_ns):
+            expected = f"{self._seen.st_size} bytes, unchanged since it was opened"
+            refuse(self.path, "file", expected=expected, found=f"{now.st_size} bytes, written to since", hint=_AGAIN)
+
     def close(self) -> None:
         """Unmap and close. Addresses into the file are invalid afterwards. Idempotent.
 
@@ -101,6 +125,9 @@ class Shard:
                 self._bytes = np.frombuffer(self._map, np.uint8)
                 raise ValueError(f"{self.path} is still in use: close the placed weights first") from None
             self._map = None
+            if self._guarded:
+                ggml_luce_guard_remove(self._guarded)
+                self._guarded = 0
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -9,9 +9,10 @@ from cli import selftest as module
 from cli.main import main
 from pyluce.native.errors import UnsupportedOpError
 from pyluce.selftest import products, run
+from pyluce.selftest.expected import describe_device, missing_kernels
 from pyluce.selftest.run import Result
 
-GOOD = Result("hc_mix", "T 3", 1e-7, 2e-5, 0.1, True)
+GOOD = Result("hc_mix", "T 3", 1e-7, 2e-5, 0.1, True, paths=("hc_mix", "wide"))
 REFUSED = Result("mul_mat Q2_K row", "512x96", float("inf"), 2e-2, 0.0, True, "not this type")
 BAD = Result("gdn", "3 tokens", float("inf"), 1e-4, 0.1, False)
 
@@ -27,7 +28,7 @@ def test_prints_each_test_and_exits_with_0(monkeypatch: pytest.MonkeyPatch, caps
     use(monkeypatch, GOOD, REFUSED)
     assert main(["doctor", "--selftest"]) == 0
     out = capsys.readouterr().out
-    assert "ok: hc_mix, T 3: 1.0e-07 of 2e-05" in out and "refused: mul_mat Q2_K row, 512x96" in out
+    assert "ok: hc_mix, T 3: 1.0e-07 of 2e-05 by hc_mix, wide\n" in out and "refused: mul_mat Q2_K row, 512x96" in out
     assert ": 0 failed, 1 refused by the device" in out
 
 
@@ -65,8 +66,31 @@ def test_the_cpu_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "OTHER_TYPES", ("Q4_0",))
     results = list(run.run("cpu", model_sizes=False))
     assert [r for r in results if not r.ok] == [] and not any(r.refused for r in results)
+    assert all(r.paths for r in results), "which kernel ran is always known"
+    of = {r.op: r.paths for r in results}
+    assert of["gdn"] == ("gdn",) and of["mul_mat F32 row"] == of["mul_mat_id Q8_0 row"] == ("vec_dot",)
+    assert of["mul_mat Q8_0 row"] == (("row tiles",) if " AVX2 " in describe_device("cpu") else ("vec_dot",))
+    assert {"vec_dot", "sgemm", "tiled", "repacked gemm"} >= {
+        p for op, ps in of.items() if " chunk" in op for p in ps
+    } - {"repacked gemv"}
     kinds = {r.op.split()[0].strip(",") for r in results}
     assert {"hc_init", "gdn", "qsa_attn", "ple_gate", "route", "moe_combine", "mul_mat", "mul_mat_id"} <= kinds
+
+
+def test_a_device_that_takes_another_kernel_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = ("qsa_attn", "float16 K/V, 24/2 heads of 256, 2600 tokens")
+    for device in ("compute capability 9.0", "compute capability 8.6", "gfx1151", "gfx1201"):
+        assert missing_kernels(device, *attention, ("qsa_attn", "scalar f16")) == ["mma"]
+        assert missing_kernels(device, *attention, ("qsa_attn", "mma")) == []
+    assert missing_kernels("gfx906", *attention, ("qsa_attn", "scalar f16")) == [], "it has no matrix units"
+    assert (
+        missing_kernels("compute capability 9.0", "mul_mat_id IQ4_NL chunk", "512x64", ("chunk tile of few columns",))
+        == []
+    )
+    slow = Result("mul_mat Q8_0 chunk repacked", "512x96", 1e-3, 2e-2, 0.1, True, paths=("vec_dot",))
+    monkeypatch.setattr(run, "_all", lambda device, model_sizes: iter([slow]))
+    (result,) = run.run("cpu")
+    assert not result.ok and "expected the kernel repacked gemm and repacked gem[mv], found vec_dot" in result.note
 
 
 def test_a_type_that_the_device_refuses_fails_only_if_files_need_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,15 +17,18 @@ from tests.support.op_bench import OpBench
 
 
 def test_argmax_ties_and_nan() -> None:
-    logits = np.random.default_rng(3).standard_normal((5, 1000)).astype(np.float32)
+    logits = np.random.default_rng(3).standard_normal((8, 1000)).astype(np.float32)
     logits[0, [700, 20, 999]] = 9.0
     logits[1] = -np.inf
     logits[2, [5, 8]] = [np.nan, 50.0]
     logits[3] = [0.0, *[-0.0] * 999]
     logits[4, 999] = 7.0
+    logits[5, [30, 40]] = np.inf
+    logits[6, :999] = -np.inf
+    logits[7, :] = np.finfo(np.float32).max
     with OpBench({"logits": logits}) as bench:
         found = bench.run(lambda c, t: luce.ggml_luce_argmax(c, t["logits"]), np.int32)
-    assert found.ravel().tolist() == [20, 0, -1, 0, 999]
+    assert found.ravel().tolist() == [20, -1, -1, 0, 999, -1, 999, 0]
 
 
 Step = list[tuple[int, bool, Any]]  # of each row its sequence, whether it wants logits, what came

@@ -20,6 +20,8 @@ HEADERS = [
         for name in ("ggml", "ggml-alloc", "ggml-backend", "ggml-cpu", "ggml-rpc", "gguf")
     ),
     SOURCE / "ggml" / "include" / "ggml-luce.h",
+    SOURCE / "ggml" / "include" / "ggml-luce-path.h",
+    SOURCE / "ggml" / "include" / "ggml-luce-guard.h",
     SOURCE / "include" / "llama.h",
 ]
 STRUCTS = [

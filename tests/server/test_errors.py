@@ -8,6 +8,8 @@ import httpx
 import pytest
 
 from pyluce.options import LoadOptions
+from pyluce.server.errors import as_api_error
+from pyluce.weights import ModelError
 from tests.support.echo_service import echo_server
 
 CHAT = "/v1/chat/completions"
@@ -264,3 +266,8 @@ def test_key_limit_and_origins() -> None:
 def test_no_origin_is_allowed_by_default(client: httpx.Client) -> None:
     response = client.get("/health", headers={"Origin": "http://a.example"})
     assert "access-control-allow-origin" not in response.headers
+
+
+def test_a_model_file_that_changed_is_said_so() -> None:
+    error = as_api_error(ModelError("m.gguf: size: expected 5 bytes, found 4"))
+    assert (error.status, error.code, str(error)) == (503, "model_file", "m.gguf: size: expected 5 bytes, found 4")

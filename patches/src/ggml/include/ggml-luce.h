@@ -167,7 +167,8 @@ GGML_API struct ggml_tensor * ggml_luce_pick_merge(
 // x [n, T] -> [n, T]: silu(x * scale)
 GGML_API struct ggml_tensor * ggml_luce_silu_scale(struct ggml_context * ctx, struct ggml_tensor * x, float scale);
 
-// logits [V, T] -> I32 [1, T]: where the largest is, of equal ones the lowest; -1 for a row that has a NaN
+// logits [V, T] -> I32 [1, T]: where the largest is, of equal ones the lowest; -1 for a row that has a NaN or whose largest
+// is infinite: no token can be chosen from it
 GGML_API struct ggml_tensor * ggml_luce_argmax(struct ggml_context * ctx, struct ggml_tensor * logits);
 
 // a graph that is computed again and again as it is: a device that captured it need not compare its nodes with the last time's.

@@ -6,11 +6,13 @@
 #endif
 
 #include "ggml-luce.h"
+#include "ggml-luce-path.h"
 
 #include "ggml-impl.h"
 #include "ggml-luce-stamp.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -32,6 +34,45 @@ const char * ggml_luce_kind_name(enum ggml_luce_kind kind) {
         "moe_join", "pick_split", "pick_merge",
     };
     return kind >= 0 && kind < GGML_LUCE_KIND_COUNT ? names[kind] : "unknown";
+}
+
+#define PATHS_BYTES 512
+
+static _Thread_local bool paths_wanted = false;
+static _Thread_local char paths[PATHS_BYTES];
+
+void ggml_luce_paths_start(void) {
+    paths[0] = 0;
+    paths_wanted = true;
+}
+
+const char * ggml_luce_paths_stop(void) {
+    paths_wanted = false;
+    return paths;
+}
+
+// whether one of the notes so far is this
+static bool is_noted(const char * what, size_t n_what) {
+    for (const char * at = strstr(paths, what); at != NULL; at = strstr(at + 1, what)) {
+        const bool begins = at == paths || at[-1] == ' ';
+        const bool ends   = at[n_what] == 0 || at[n_what] == ',';
+        if (begins && ends) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void ggml_luce_path(const char * what) {
+    if (!paths_wanted) {
+        return;
+    }
+    const size_t n_what = strlen(what);
+    const size_t n_paths = strlen(paths);
+    if (is_noted(what, n_what) || n_paths + n_what + 3 > PATHS_BYTES) {
+        return;
+    }
+    snprintf(paths + n_paths, PATHS_BYTES - n_paths, "%s%s", n_paths > 0 ? ", " : "", what);
 }
 
 static bool fits(bool condition, enum ggml_luce_kind kind, const char * rule) {

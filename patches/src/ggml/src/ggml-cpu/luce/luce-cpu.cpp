@@ -5,6 +5,8 @@
 
 #include "luce-impl.h"
 
+#include "ggml-luce-path.h"
+
 namespace {
 
 struct luce_kind_entry {
@@ -42,6 +44,7 @@ const luce_kind_entry & entry_of(const ggml_tensor * dst) {
 } // namespace
 
 void ggml_luce_cpu_compute(const ggml_compute_params * params, ggml_tensor * dst) {
+    ggml_luce_path(ggml_luce_kind_name((ggml_luce_kind) ggml_get_op_params_i32(dst, 0)));
     entry_of(dst).compute(params, dst);
 }
 

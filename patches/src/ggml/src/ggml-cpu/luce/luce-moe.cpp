@@ -120,6 +120,6 @@ void luce_argmax(const ggml_compute_params * params, ggml_tensor * dst) {
             nan |= x[i] != x[i];
             best = x[i] > x[best] ? i : best;
         }
-        ((int32_t *) dst->data)[r] = nan ? -1 : (int32_t) best;
+        ((int32_t *) dst->data)[r] = nan || std::isinf(x[best]) ? -1 : (int32_t) best;
     }
 }

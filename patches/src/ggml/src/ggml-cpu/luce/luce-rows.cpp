@@ -8,6 +8,8 @@
 
 #include "luce-impl.h"
 
+#include "ggml-luce-path.h"
+
 #define GGML_COMMON_DECL_CPP
 #include "ggml-common.h"
 #include "quants.h"
@@ -110,6 +112,7 @@ bool ggml_luce_cpu_row_products(
     if (weight->type != GGML_TYPE_Q8_0 || dst->src[1]->type != GGML_TYPE_F32 || !matrices) {
         return false;
     }
+    ggml_luce_path("row tiles");
     const size_t x_stride = weight->ne[0] / QK8_0;
     const size_t out_stride = dst->nb[1] / sizeof(float);
     for (int64_t j = x_begin; j < x_end; j += 2) {

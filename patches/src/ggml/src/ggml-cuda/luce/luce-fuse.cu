@@ -60,9 +60,25 @@ bool apart(const std::vector<extent> & written, const std::vector<extent> & read
     return true;
 }
 
+// Whether a product of experts in front of node `first` reads the same ids. Its kernel lets the next one start only when the ids are there, so
+// that every kernel after it may read them at once.
+bool ids_read_before(const ggml_cgraph * graph, int first, const ggml_tensor * ids) {
+    for (int j = first - 1; j >= 0; j--) {
+        const ggml_tensor * t = graph->nodes[j];
+        if (t == ids) {
+            return false;
+        }
+        if (t->op == GGML_OP_MUL_MAT_ID && is_row_product(t) && t->src[2] == ids) {
+            return true;
+        }
+    }
+    return false;
+}
+
 // jobs with the nodes that they compute
 struct batch {
     const ggml_cgraph *                graph;
+    int                                first; // node that is computed first
     std::vector<luce_job>              jobs;
     std::vector<const ggml_tensor *>   products; // the product of each job
     std::vector<int>                   indices;
@@ -108,6 +124,7 @@ struct batch {
             }
         }
         jobs.push_back(luce_job_of(t));
+        jobs.back().ids_early = t->op == GGML_OP_MUL_MAT_ID && ids_read_before(graph, first, t->src[2]);
         products.push_back(t);
         indices.push_back(index);
         outputs.push_back(t);
@@ -186,6 +203,7 @@ struct batch {
 int fuse_products(ggml_backend_cuda_context & ctx, const ggml_cgraph * graph, int i) {
     batch plain = {};
     plain.graph = graph;
+    plain.first = i;
     int end = i; // one past the last product taken
     for (int j = i; j < graph->n_nodes; j++) {
         const ggml_tensor * t = graph->nodes[j];

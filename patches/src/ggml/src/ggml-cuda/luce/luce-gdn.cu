@@ -13,6 +13,8 @@
 // sharing the value heads and 16 columns each, (3) output norm and gate, and the convolution's history.
 #include "luce-common.cuh"
 
+#include "ggml-luce-path.h"
+
 #define GDN_LANES        8   // lanes that share one state row
 #define GDN_MAX_D        128
 #define GDN_MAX_TAPS     8
@@ -843,14 +845,17 @@ static void gdn_launch(ggml_backend_cuda_context & ctx, const gdn_args & a) {
         if constexpr (exact) {
             const int cc = ggml_cuda_info().devices[ctx.device].cc;
             if (ggml_cuda_highest_compiled_arch(cc) >= GGML_CUDA_CC_HOPPER) {
+                ggml_luce_path("rows in clusters");
                 gdn_launch_rows<DP, KT, exact, GDN_CLUSTER>(stream, a);
                 return;
             }
         }
 #endif
+        ggml_luce_path("rows");
         gdn_launch_rows<DP, KT, exact, 1>(stream, a);
         return;
     }
+    ggml_luce_path("chunk scan");
     ggml_cuda_pool_alloc<float> qk(ctx.pool(), (size_t) a.n_row * a.nk * (2 * DP + 4));
     ggml_cuda_pool_alloc<float> v(ctx.pool(), (size_t) a.n_row * a.nv * (DP + 4));
     ggml_cuda_pool_alloc<int>   runs(ctx.pool(), (size_t) a.n_slot * 2);

@@ -1,7 +1,7 @@
 // pyluce: hyper-connections and the norms around them. A thread block has one stream of one row.
 //
 // Copyright (c) 2026 the pyluce authors. MIT licence.
-#include "luce-common.cuh"
+#include "luce-launch.cuh"
 
 namespace {
 
@@ -12,6 +12,7 @@ __global__ void __launch_bounds__(LUCE_STREAM_THREADS) hc_norm_kernel(
     const int64_t row    = blockIdx.x;
     const int     stream = blockIdx.y;
     const int64_t n      = (int64_t) gridDim.y * h;
+    ggml_cuda_pdl_lc();
     ggml_cuda_pdl_sync();
     // an embedding is one stream wide: every stream starts from it
     const float * in  = x + row * x_stride + (copy ? 0 : stream * h);
@@ -42,6 +43,7 @@ __global__ void __launch_bounds__(LUCE_STREAM_THREADS) hc_combine_kernel(
     const int64_t row    = blockIdx.x;
     const int     stream = blockIdx.y;
     const int64_t n      = (int64_t) gridDim.y * h;
+    ggml_cuda_pdl_lc();
     ggml_cuda_pdl_sync();
     const float w = 2.0f * luce_sigmoid(inject[row * inject_stride + stream] / (float) gridDim.y);
     x     += row * x_stride + stream * h;
@@ -71,6 +73,7 @@ void luce_cuda_hc_init(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     const int   h        = (int) embd->ne[0];
     const int   n_row    = (int) embd->ne[1];
     float *     y        = (float *) dst->data;
+    LUCE_SET_SHARED_CARVEOUT(hc_norm_kernel);
     ggml_cuda_kernel_launch(hc_norm_kernel, luce_stream_launch(ctx, n_row, n_stream),
         data_of(embd), luce_stride(embd), data_of(dst->src[1]), y, y + (int64_t) n_row * n_stream * h, h, eps, true);
 }
@@ -79,6 +82,7 @@ void luce_cuda_hc_norm(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     const ggml_tensor * x = dst->src[0];
     const int   n_stream = ggml_get_op_params_i32(dst, 1);
     const float eps      = ggml_get_op_params_f32(dst, 2);
+    LUCE_SET_SHARED_CARVEOUT(hc_norm_kernel);
     ggml_cuda_kernel_launch(hc_norm_kernel, luce_stream_launch(ctx, x->ne[1], n_stream),
         data_of(x), luce_stride(x), data_of(dst->src[1]), (float *) nullptr, (float *) dst->data, (int) x->ne[0] / n_stream, eps, false);
 }
@@ -99,6 +103,7 @@ void luce_cuda_hc_combine(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     const float eps      = ggml_get_op_params_f32(dst, 2);
     const int   n_row    = (int) x->ne[1];
     float *     y        = (float *) dst->data;
+    LUCE_SET_SHARED_CARVEOUT(hc_combine_kernel);
     ggml_cuda_kernel_launch(hc_combine_kernel, luce_stream_launch(ctx, n_row, n_stream),
         data_of(x), luce_stride(x), data_of(block), luce_stride(block), data_of(inject), luce_stride(inject), data_of(dst->src[3]),
         y, y + n_row * x->ne[0], (int) x->ne[0] / n_stream, eps);

@@ -8,11 +8,13 @@
 //     with few columns
 //   other dense products       weights widened once to 16-bit rows, then a plain product        luce-mmb-dense.cu
 //
-// The last two give the same bits; the others are chosen by the weights alone. Neighbouring products of the same x share its
+// The last two give the same bits, so a table (luce-tune.cuh) may choose between them; the others are chosen by the weights alone. Neighbouring products of the same x share its
 // rounded rows and its sorted picks.
 #include "luce-mmb.cuh"
+#include "luce-tune.cuh"
 
 #include "ggml-impl.h"
+#include "ggml-luce-path.h"
 
 namespace {
 
@@ -234,8 +236,10 @@ public:
         const int n_sm = ggml_cuda_info().devices[ctx.device].nsm;
         const int Kp   = luce_mmb_padded(K);
         if (ids == nullptr && w.M <= n_narrow_max) {
+            ggml_luce_path("chunk narrow");
             narrow(src0->type, w, out);
         } else if (src0->type == GGML_TYPE_F32 && ids == nullptr) {
+            ggml_luce_path("chunk dense of two terms");
             const luce_mmb_terms x_terms = terms();
             ggml_cuda_pool_alloc<uint16_t> w16(ctx.pool(), (size_t) 2*w.M*Kp);
             const luce_mmb_terms w_terms = { w16.get(), w16.get() + (size_t) w.M*Kp };
@@ -243,20 +247,27 @@ public:
             luce_mmb_round(false, w_rows, w.M, K, w.any, w16.get(), w16.get() + (size_t) w.M*Kp, stream);
             luce_mmb_dense_terms(w_terms, x_terms, w.M, Kp, n_row, out, n_sm, stream);
         } else if (src0->type == GGML_TYPE_F32) {
+            ggml_luce_path("chunk f32 experts");
             const luce_mmb_cols & c = sorted(ids, (int) src0->ne[2], LUCE_MMB_F32_TILE);
             const dim3 grid((w.M + LUCE_MMB_F32_TILE - 1)/LUCE_MMB_F32_TILE, c.n_parts_max);
             luce_mmb_f32<<<grid, n_threads, 0, stream>>>(w, x, c, out, w.any || any);
             CUDA_CHECK(cudaGetLastError());
         } else if (ids != nullptr) {
-            const luce_mmb_cols & c = sorted(ids, (int) src0->ne[2], luce_mmb_tile_columns((int) (ids->ne[0]*ids->ne[1]/src0->ne[2])));
+            const luce_tune_chunk how = choice(src0, (int) ids->ne[0], ids->ne[1]);
+            const int tile = how != 0 ? tile_of(how) : luce_mmb_tile_columns((int) (ids->ne[0]*ids->ne[1]/src0->ne[2]));
+            const luce_mmb_cols & c = sorted(ids, (int) src0->ne[2], tile);
+            ggml_luce_path(c.tile == LUCE_MMB_NARROW_TILE ? "chunk tile of few columns" : "chunk tile");
             luce_mmb_tiles(src0->type, w, rounded(is_half(src0->type)), c, out, stream);
-        } else if (n_row <= n_col_few && w.M >= n_row_wide) {
+        } else if (const luce_tune_chunk how = choice(src0, 0, n_row);
+                   how != 0 ? how != LUCE_CHUNK_WIDENED : n_row <= n_col_few && w.M >= n_row_wide) {
             luce_mmb_cols c = {};
             c.n_col         = n_row;
-            c.tile          = luce_mmb_tile_columns(n_row);
+            c.tile          = how != 0 ? tile_of(how) : luce_mmb_tile_columns(n_row);
             c.picks_per_row = 1;
+            ggml_luce_path(c.tile == LUCE_MMB_NARROW_TILE ? "chunk tile of few columns" : "chunk tile");
             luce_mmb_tiles(src0->type, w, rounded(is_half(src0->type)), c, out, stream);
         } else {
+            ggml_luce_path("chunk dense of widened");
             const void * x16 = rounded(is_half(src0->type));
             ggml_cuda_pool_alloc<uint16_t> w16(ctx.pool(), (size_t) w.M*Kp);
             luce_mmb_widen(src0->type, w, false, w16.get(), stream);
@@ -265,6 +276,15 @@ public:
     }
 
 private:
+    // the table's, 0 where it has none
+    luce_tune_chunk choice(const ggml_tensor * weights, int n_used, int64_t n_col) const {
+        return (luce_tune_chunk) luce_tune_of(ctx.device, LUCE_TUNE_CHUNK, weights->type, weights->ne[0], weights->ne[1], n_used, n_col, 0);
+    }
+
+    static int tile_of(luce_tune_chunk how) {
+        return how == LUCE_CHUNK_NARROW ? LUCE_MMB_NARROW_TILE : LUCE_MMB_TILE;
+    }
+
     void * memory(size_t n_bytes) {
         GGML_ASSERT(n_buffers < n_buffers_max);
         return buffers[n_buffers++].alloc(ctx.pool(), n_bytes);
@@ -378,6 +398,30 @@ bool same_ids(const ggml_tensor * a, const ggml_tensor * b) {
 }
 
 } // namespace
+
+int luce_mmb_candidates(int device, ggml_type type, int64_t k, int64_t m, int64_t n_used, int64_t rows, int * values, int n_max) {
+    GGML_UNUSED(device);
+    GGML_UNUSED(k);
+    GGML_UNUSED(rows);
+    if (type == GGML_TYPE_F32 || !luce_mmb_tiles_supports(type) || (n_used == 0 && m <= n_narrow_max)) {
+        return 0;
+    }
+    int n = 0;
+    const auto add = [&](luce_tune_chunk how) {
+        if (n < n_max) {
+            values[n] = how;
+        }
+        n++;
+    };
+#ifndef GGML_USE_HIP
+    add(LUCE_CHUNK_NARROW);
+#endif
+    add(LUCE_CHUNK_TILES);
+    if (n_used == 0) {
+        add(LUCE_CHUNK_WIDENED);
+    }
+    return n;
+}
 
 bool luce_cuda_chunk_mul_mat_supports(int device, const ggml_tensor * op) {
     GGML_UNUSED(device);

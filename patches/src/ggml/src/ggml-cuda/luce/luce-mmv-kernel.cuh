@@ -357,6 +357,13 @@ __global__ void __launch_bounds__(MMV_THREADS, n_col <= 4 ? 2 : 1) mmv_kernel(co
     const int64_t row    = row0 + pair / job.n_used;
     const int     pick   = pair % job.n_used;
     const int64_t expert = job.ids[row * job.ids_row + pick];
+    if (expert < 0 || expert >= job.n_expert) { // a pick that another device has
+        float * y = job.dst + row * job.dst_row + pick * job.dst_pick;
+        for (int i = here % job.n_block * MMV_THREADS + (int) threadIdx.x; i < job.m; i += job.n_block * MMV_THREADS) {
+            y[i] = 0.0f;
+        }
+        return;
+    }
     run_job<type, 1>(job, job.w + expert * job.w_expert, job.w_up ? job.w_up + expert * job.w_expert : nullptr,
                      job.x + row * job.x_row + pick * job.x_pick, 1, job.dst + row * job.dst_row + pick * job.dst_pick, nullptr,
                      here % job.n_block, xq);

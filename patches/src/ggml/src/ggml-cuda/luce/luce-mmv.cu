@@ -3,6 +3,9 @@
 // Copyright (c) 2026 the pyluce authors. MIT licence.
 #include "luce-mmv.cuh"
 
+#include "ggml-backend.h"
+#include "ggml-luce-path.h"
+
 bool luce_mmv_supports_type(ggml_type type) {
     switch (type) {
 #define LUCE_CASE(TYPE) case TYPE: return true;
@@ -32,8 +35,20 @@ luce_job luce_job_of(const ggml_tensor * dst) {
     job.k        = (int) w->ne[0];
     job.m        = (int) w->ne[1];
     job.n_used   = ids ? (int) ids->ne[0] : 1;
+    job.n_expert = ids ? (int) w->ne[2] : 1;
     job.epilogue = LUCE_STORE;
     return job;
+}
+
+static int luce_knobs[LUCE_KNOB_COUNT];
+
+int luce_knob_of(luce_knob what, int otherwise) {
+    return luce_knobs[what] > 0 ? luce_knobs[what] : otherwise;
+}
+
+extern "C" GGML_BACKEND_API void ggml_luce_knob(int what, int value) {
+    GGML_ASSERT(what >= 0 && what < LUCE_KNOB_COUNT);
+    luce_knobs[what] = value;
 }
 
 namespace {
@@ -79,12 +94,26 @@ bool has_other(const luce_job * jobs, const bool * done, int n_job) {
 void luce_launch_jobs(ggml_backend_cuda_context & ctx, luce_job * jobs, int n_job, int n_row) {
     GGML_ASSERT(n_job <= LUCE_MAX_JOBS);
     const auto & device = ggml_cuda_info().devices[ctx.device];
+    bool done[LUCE_MAX_JOBS] = {};
+    luce_jobs ring;
+    ring.n_job = 0;
     for (int j = 0; j < n_job; j++) {
+        if (luce_mmv_path_of(jobs[j]) != LUCE_MMV_GENERAL) {
+            ring.job[ring.n_job++] = jobs[j];
+            done[j] = true;
+            continue;
+        }
         jobs[j].n_task = n_task(jobs[j]);
         jobs[j].split  = split_of(jobs[j], device.nsm);
     }
-    bool done[LUCE_MAX_JOBS] = {};
-    for (int left = n_job; left > 0;) {
+    if (ring.n_job > 0) {
+        ggml_luce_path("row ring");
+        luce_launch_ring(ctx, ring, n_row);
+    }
+    if (ring.n_job < n_job) {
+        ggml_luce_path("row general");
+    }
+    for (int left = n_job - ring.n_job; left > 0;) {
         // one type at a time, dense F32 jobs with the first of another type
         int lead = 0;
         while (done[lead] || (jobs[lead].type == GGML_TYPE_F32 && has_other(jobs, done, n_job))) {

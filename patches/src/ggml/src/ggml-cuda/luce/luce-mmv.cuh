@@ -23,6 +23,7 @@ struct luce_job {
     int64_t         x_pick;      // floats from pick to pick, 0: all picks read the same
     const int32_t * ids;         // NULL: dense
     int64_t         ids_row;
+    bool            ids_early;   // the ids are there before the kernel in front of this one has finished
     float *         dst;
     int64_t         dst_row;
     int64_t         dst_pick;
@@ -31,14 +32,29 @@ struct luce_job {
     ggml_type       type;
     int             k, m;        // m: values that are stored for a row
     int             n_used;      // picks of a row, 1 when dense
+    int             n_expert;    // with ids: an id outside 0 .. n_expert - 1 is no pick here, and its values are zero
     int             n_stream;    // LUCE_HC_MIX
     float           scale;       // LUCE_SILU_SCALE
     luce_epilogue   epilogue;
     // set by luce_launch_jobs
+    int             n_block;     // thread blocks of a group of columns or of a pick; of the ring: of a group, or of the job when it has ids
+    int             first_block;
+    // of the general kernel
     int             n_task;      // pairs of rows (STORE, SILU_SCALE) or values
     int             split;       // warps that share a task
-    int             n_block;     // thread blocks of a column group (dense) or of a pick
-    int             first_block;
+    // of the ring
+    bool            wide;        // long rows of F32: a thread block a row
+    int             n_sub;       // rows of weights of a value
+    int             lanes;       // that share a row
+    int             columns;     // of a group, dense
+    int             n_group;     // groups of columns, or pairs of row and pick
+    int             n_active;    // warps that have values
+    int             n_stage;     // stages of a warp's ring
+    int             tile;        // values of a stage
+    int             part_bytes;  // of a stage, of the rows that a value has at one place
+    int             stage_bytes;
+    int             ring_at;     // bytes of shared memory before the rings
+    int             x_bytes;     // of a column in shared memory, 0: it stays where it is
 };
 
 constexpr int LUCE_MAX_JOBS = 8;
@@ -65,6 +81,38 @@ struct luce_jobs {
     int      first_row; // of this group of columns
     int      n_row;     // in it
 };
+
+// which kernel computes a product: of type, row length and ids alone, for bits depend on it
+enum luce_mmv_path {
+    LUCE_MMV_GENERAL = 0,
+    LUCE_MMV_RING,
+    LUCE_MMV_WIDE, // the ring's launch, a thread block a row
+};
+
+luce_mmv_path luce_mmv_path_of(const luce_job & job);
+
+// jobs of luce_mmv_path RING and WIDE, of any types, in one launch
+void luce_launch_ring(ggml_backend_cuda_context & ctx, luce_jobs & jobs, int n_row);
+
+enum luce_knob {
+    LUCE_KNOB_STAGE = 0, // bytes of a stage
+    LUCE_KNOB_SHARE,     // bytes of shared memory of a thread block
+    LUCE_KNOB_GENERAL,   // 1: everything by the general kernel
+    LUCE_KNOB_COUNT,
+};
+
+// what was set, or `otherwise`
+int luce_knob_of(luce_knob what, int otherwise);
+
+constexpr int LUCE_RING_STAGES = 4;
+constexpr int LUCE_RING_ROWS   = 32; // rows of weights of a stage, at most
+
+template <int n_col>
+void luce_ring_launch(ggml_backend_cuda_context & ctx, const luce_jobs & jobs, int n_block, size_t shared_bytes);
+
+#define LUCE_RING_TYPES(X)                                                                                  \
+    X(GGML_TYPE_F32) X(GGML_TYPE_F16) X(GGML_TYPE_BF16) X(GGML_TYPE_Q8_0) X(GGML_TYPE_IQ4_NL) X(GGML_TYPE_Q4_K) \
+    X(GGML_TYPE_Q5_K) X(GGML_TYPE_Q6_K)
 
 template <ggml_type type>
 void luce_mmv_launch(ggml_backend_cuda_context & ctx, const luce_jobs & jobs, int n_block, size_t column_bytes);

@@ -1,7 +1,7 @@
 // pyluce: the router's choice and the sum of the experts it chose.
 //
 // Copyright (c) 2026 the pyluce authors. MIT licence.
-#include "luce-common.cuh"
+#include "luce-launch.cuh"
 
 namespace {
 
@@ -34,6 +34,7 @@ __device__ __forceinline__ uint32_t warp_max(uint32_t x) {
 template <int per_lane>
 __global__ void __launch_bounds__(32) route_kernel(const float * logits, int64_t stride, int32_t * ids, int n_expert, int n_used) {
     const int lane = threadIdx.x;
+    ggml_cuda_pdl_lc();
     ggml_cuda_pdl_sync();
     const float * x = logits + (int64_t) blockIdx.x * stride;
     uint32_t keys[per_lane];
@@ -145,7 +146,8 @@ __global__ void __launch_bounds__(THREADS) argmax_parts_kernel(
     }
 }
 
-__global__ void __launch_bounds__(THREADS) argmax_kernel(const unsigned long long * parts, int n_part, int32_t * ids) {
+// refuses: no place for a row with a NaN that won or whose largest value is infinite
+__global__ void __launch_bounds__(THREADS) argmax_kernel(const unsigned long long * parts, int n_part, bool refuses, int32_t * ids) {
     __shared__ unsigned long long shared[THREADS / 32];
     unsigned long long best = 0;
     for (int i = threadIdx.x; i < n_part; i += THREADS) {
@@ -153,7 +155,10 @@ __global__ void __launch_bounds__(THREADS) argmax_kernel(const unsigned long lon
     }
     best = block_max(best, shared);
     if (threadIdx.x == 0) {
-        ids[blockIdx.x] = best >> 32 == 0xffffffffu ? -1 : (int32_t) (0xffffffffu - (uint32_t) best);
+        constexpr uint32_t plus_infinity  = 0xff800000u; // as `candidate` orders them, NaN above and nothing below
+        constexpr uint32_t minus_infinity = 0x007fffffu;
+        const uint32_t order = (uint32_t) (best >> 32);
+        ids[blockIdx.x] = refuses && (order >= plus_infinity || order <= minus_infinity) ? -1 : (int32_t) (0xffffffffu - (uint32_t) best);
     }
 }
 
@@ -208,6 +213,7 @@ __global__ void __launch_bounds__(THREADS) moe_combine_kernel(const moe_args a, 
     __shared__ float weights[MAX_USED];
     __shared__ float shared[THREADS / 32];
     const int64_t row = blockIdx.x;
+    ggml_cuda_pdl_lc();
     ggml_cuda_pdl_sync();
     pick_weights<THREADS>(a.logits + row * a.logits_row, a.ids + row * a.n_used, a.n_expert, a.n_used, weights, shared);
     const float w = a.gate ? luce_sigmoid(a.gate[row * a.gate_row]) : 0.0f;
@@ -229,6 +235,7 @@ __global__ void __launch_bounds__(LUCE_STREAM_THREADS, 1) moe_hc_combine_kernel(
     const int64_t row = blockIdx.x;
     const int     h   = a.n;
     const int     all = (int) gridDim.y * n_stream;
+    ggml_cuda_pdl_lc();
     ggml_cuda_pdl_sync();
     pick_weights<threads>(a.logits + row * a.logits_row, a.ids + row * a.n_used, a.n_expert, a.n_used, weights, shared);
     const float shared_weight = luce_sigmoid(a.gate[row * a.gate_row]);
@@ -264,7 +271,7 @@ void best_of_each_row(ggml_backend_cuda_context & ctx, ggml_tensor * dst, bool n
     ggml_cuda_pool_alloc<unsigned long long> parts(ctx.pool(), (size_t) n_part * n_row);
     argmax_parts_kernel<<<dim3(n_part, n_row), THREADS, 0, ctx.stream()>>>(
         (const float *) logits->data, luce_stride(logits), n, nan_wins, parts.get());
-    argmax_kernel<<<n_row, THREADS, 0, ctx.stream()>>>(parts.get(), n_part, (int32_t *) dst->data);
+    argmax_kernel<<<n_row, THREADS, 0, ctx.stream()>>>(parts.get(), n_part, nan_wins, (int32_t *) dst->data);
 }
 
 } // namespace
@@ -280,6 +287,8 @@ void luce_cuda_route(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
         return;
     }
     const ggml_cuda_kernel_launch_params params(dim3((unsigned) dst->ne[1]), dim3(32), (size_t) 0, ctx.stream());
+    LUCE_SET_SHARED_CARVEOUT(route_kernel<16>);
+    LUCE_SET_SHARED_CARVEOUT(route_kernel<32>);
     ggml_cuda_kernel_launch(logits->ne[0] <= 512 ? route_kernel<16> : route_kernel<32>, params,
         (const float *) logits->data, luce_stride(logits), (int32_t *) dst->data, (int) logits->ne[0], (int) dst->ne[0]);
 }
@@ -299,6 +308,7 @@ void luce_cuda_moe_hc_combine(ggml_backend_cuda_context & ctx, const ggml_tensor
     const int64_t n_row    = residual->ne[1];
     const int64_t n_stream = inject->ne[0];
     const bool    together = n_stream == 4 && n_row >= 64;
+    LUCE_SET_SHARED_CARVEOUT(moe_hc_combine_kernel<1>);
     ggml_cuda_kernel_launch(together ? moe_hc_combine_kernel<4> : moe_hc_combine_kernel<1>,
         luce_stream_launch(ctx, n_row, together ? 1 : n_stream),
         a, (const float *) residual->data, luce_stride(residual), (const float *) inject->data, luce_stride(inject),

@@ -3,6 +3,8 @@
 // Copyright (c) 2026 the pyluce authors. MIT licence.
 #include "luce-qsa-attn.cuh"
 
+#include "ggml-luce-path.h"
+
 #define LUCE_ATTN_THREADS 256
 #define LUCE_ATTN_SLAB    64  // values of a key in shared memory at a time
 #define LUCE_ATTN_D       256 // at most
@@ -202,6 +204,7 @@ void luce_cuda_qsa_attn(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
 
     const bool mma   = luce_attn_mma_fits(ctx.device, a.d, k->type);
     const int  steps = (a.n_top * a.ratio + a.ratio - 1 + LUCE_ATTN_STEP - 1) / LUCE_ATTN_STEP;
+    ggml_luce_path(mma ? "mma" : k->type == GGML_TYPE_F16 ? "scalar f16" : "scalar f32");
     a.n_step = 1;
     if (mma && ggml_get_op_params_i32(dst, 5) == GGML_LUCE_PHASE_CHUNK) {
         a.n_step = std::min((steps + 2) / 3, LUCE_ATTN_KEYS / LUCE_ATTN_STEP);

@@ -3,6 +3,8 @@
 // Copyright (c) 2026 the pyluce authors. MIT licence.
 #include "luce-qsa-select.cuh"
 
+#include "ggml-luce-path.h"
+
 #define LUCE_SCORE_THREADS 256
 
 // One row and n_key blocks; a thread a (block, head). grid: (tiles of n_key blocks, rows of the batch). d4: quarter of d, or 0
@@ -195,13 +197,17 @@ static void luce_score_rows(const luce_select_args & a, cudaStream_t stream) {
 
 void luce_score_blocks(const luce_select_args & a, cudaStream_t stream) {
     if (a.n_row >= LUCE_TILE_ROWS && a.n_head == 4 && a.d % LUCE_TILE_D == 0) {
+        ggml_luce_path("tile scores");
         const dim3 grid((a.n_block_max + LUCE_TILE_KEYS - 1) / LUCE_TILE_KEYS, (a.n_batch + LUCE_TILE_ROWS - 1) / LUCE_TILE_ROWS);
         luce_score_tile_kernel<<<grid, LUCE_SCORE_THREADS, 0, stream>>>(a);
     } else if (a.d == 128) {
+        ggml_luce_path("row scores");
         luce_score_rows<64, 32>(a, stream);
     } else if (a.d < 128) {
+        ggml_luce_path("row scores");
         luce_score_rows<64, 0>(a, stream);
     } else {
+        ggml_luce_path("row scores");
         luce_score_rows<32, 0>(a, stream);
     }
 }

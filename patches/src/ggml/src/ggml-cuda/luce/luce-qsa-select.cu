@@ -3,6 +3,8 @@
 // Copyright (c) 2026 the pyluce authors. MIT licence.
 #include "luce-qsa-select.cuh"
 
+#include "ggml-luce-path.h"
+
 #define LUCE_SELECT_THREADS 1024
 #define LUCE_SELECT_BITS    11
 #define LUCE_SELECT_BINS    (1 << LUCE_SELECT_BITS)
@@ -194,6 +196,7 @@ void luce_cuda_qsa_select(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     a.score_stride = GGML_PAD(a.n_block_max, 32);
 
     if (a.n_block_max <= a.n_top) { // every complete block is chosen
+        ggml_luce_path("all blocks");
         luce_select_kernel<<<(unsigned) n_row, LUCE_SELECT_THREADS, 0, ctx.stream()>>>(a);
         return;
     }

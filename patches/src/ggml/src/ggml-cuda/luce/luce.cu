@@ -3,6 +3,8 @@
 // Copyright (c) 2026 the pyluce authors. MIT licence.
 #include "luce-common.cuh"
 
+#include "ggml-luce-path.h"
+
 namespace {
 
 typedef void (*luce_cuda_kernel_t)(ggml_backend_cuda_context & ctx, ggml_tensor * dst);
@@ -49,6 +51,7 @@ bool ggml_luce_cuda_supports(int device, const ggml_tensor * op) {
 void ggml_luce_cuda_compute(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     const int32_t kind = ggml_get_op_params_i32(dst, 0);
     GGML_ASSERT(kind >= 0 && kind < GGML_LUCE_KIND_COUNT);
+    ggml_luce_path(ggml_luce_kind_name((ggml_luce_kind) kind));
     kinds[kind](ctx, dst);
     CUDA_CHECK(cudaGetLastError());
 }
