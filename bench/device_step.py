@@ -8,6 +8,8 @@
   inputs, sending them, starting, and waiting with the results read.
 * engine: the same through `BatchCore`, with text, events and statistics.
 
+Each with and without steps that are launched early (`pyluce.graph.early`).
+
 Times are medians in microseconds.
 """
 
@@ -62,7 +64,7 @@ def watched(parts: dict[str, list[float]]) -> Iterator[None]:
     places: list[tuple[type[Any], str, str]] = [
         (Staging, "send", "send"),
         (Backend, "start", "start"),
-        (ResultReader, "_fetch", "wait and read"),
+        (ResultReader, "_arrived", "wait and read"),
     ]
     plain = [getattr(owner, name) for owner, name, _ in places]
 
@@ -102,9 +104,10 @@ def device_times(runner: TrunkRunner) -> dict[str, float]:
 
     The inputs go along: a step uses their memory for other things when it has read them.
     """
-    graph, backend = runner._recent, runner._backend
+    graph, backend, inputs = runner._graphs.recent, runner._backend, runner._inputs
     assert graph is not None
-    arrays = runner._inputs._arrays(graph)
+    runner._abandon()
+    arrays = inputs._arrays(graph, inputs._place(graph)[1])
     backend.wait()
     whole, launches = [], []
     for _ in range(5):
@@ -127,18 +130,19 @@ def device_times(runner: TrunkRunner) -> dict[str, float]:
     return {"device": median(whole), "launch, under way": median(launches), "start and wait, alone": median(single)}
 
 
-def engine_times(runner: TrunkRunner, n_slots: int, steps: int) -> float:
-    """Microseconds of a step of `BatchCore` with a greedy request in every slot."""
+def engine_times(runner: TrunkRunner, count: int, steps: int) -> float:
+    """Microseconds of a step of `BatchCore` with so many greedy requests."""
+    n_slots = runner.n_free_slots
     n_ctx = runner.options.n_ctx
     resources = Resources(
         runner, NoText(), partial(SamplerChain, runner.vocab_size), n_ctx, runner.options.chunk_tokens
     )
     core = BatchCore(resources, lambda: None, n_slots=n_slots, max_queue=n_slots, prefill_share=1.0)
-    for number in range(n_slots):
+    for number in range(count):
         request = GenerationRequest((5, 6, 7 + number), max_tokens=WARM_UP + steps + 8, ignore_end=True)
         ticket = Ticket(request, Home(), number + 1, submitted_at=time.perf_counter(), on_answer=core.reserve(request))
         core.admit(ticket)
-    for _ in range(n_slots + WARM_UP):
+    for _ in range(count + WARM_UP):
         core.step()
     found = []
     for _ in range(steps):
@@ -154,28 +158,41 @@ def median(values: list[float]) -> float:
     return round(float(np.median(values)), 1)
 
 
+def measure_rows(runner: TrunkRunner, count: int, steps: int) -> dict[str, Any]:
+    """A record for one number of rows."""
+    states = [runner.new_sequence() for _ in range(count)]
+    for state in states:
+        runner.prefill(state, [5, 6, 7])
+    record: dict[str, Any] = {"rows": count, "early": runner._early is not None}
+    record["step, tokens"] = median(step_times(runner, states, steps, False))
+    parts: dict[str, list[float]] = {}
+    with watched(parts):
+        step_times(runner, states, steps, False)
+    record["parts"] = {part: median(values[WARM_UP:]) for part, values in parts.items()}
+    record["step, logits"] = median(step_times(runner, states, steps, True))
+    step_times(runner, states, 2, False)
+    record.update(device_times(runner))
+    for state in states:
+        state.free()
+    record["engine"] = engine_times(runner, count, steps)
+    if runner._early is not None:
+        record["launched early, used"] = (runner._early.launched, runner._early.used)
+    return record
+
+
 def measure(model: Path, device: str, counts: list[int], steps: int) -> list[dict[str, Any]]:
-    """A record for each number of rows."""
+    """A record for each number of rows, with and without early steps, of one loaded model."""
     records = []
     n_ctx = 4 * (WARM_UP + steps) + 64
-    for count in counts:
-        with TrunkRunner(model, RunnerOptions(n_ctx=n_ctx, n_slots=count, max_rollback=0, device=device)) as runner:
-            states = [runner.new_sequence() for _ in range(count)]
-            for state in states:
-                runner.prefill(state, [5, 6, 7])
-            record: dict[str, Any] = {"rows": count, "step, tokens": median(step_times(runner, states, steps, False))}
-            parts: dict[str, list[float]] = {}
-            with watched(parts):
-                step_times(runner, states, steps, False)
-            record["parts"] = {part: median(values[WARM_UP:]) for part, values in parts.items()}
-            record["step, logits"] = median(step_times(runner, states, steps, True))
-            step_times(runner, states, 2, False)
-            record.update(device_times(runner))
-            for state in states:
-                state.free()
-            record["engine"] = engine_times(runner, count, steps)
-            records.append(record)
-            print(json.dumps(record), flush=True)
+    options = RunnerOptions(n_ctx=n_ctx, n_slots=max(counts), max_rollback=0, device=device, early=True)
+    with TrunkRunner(model, options) as runner:
+        for early in (runner._early, None):
+            if early is None:
+                runner._abandon()
+            runner._early = early
+            for count in counts:
+                records.append(measure_rows(runner, count, steps))
+                print(json.dumps(records[-1]), flush=True)
     return records
 
 

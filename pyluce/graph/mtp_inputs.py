@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyluce.graph.arrays import InputArrays
+from pyluce.graph.groups import Group
 from pyluce.graph.mtp import DraftGraph
 from pyluce.graph.rope import RopeTable
 from pyluce.graph.staging import Staging
@@ -15,7 +16,6 @@ from pyluce.state import SequenceState, StatePool
 from pyluce.state.pages import PAGE_TOKENS
 from pyluce.weights import HParams
 
-Group = tuple[SequenceState, list[int]]
 DraftRequest = tuple[SequenceState, int, int]
 
 
@@ -77,6 +77,14 @@ class FillWriter:
             self._write_chunk(into, groups[0], n_rows)
         else:
             self._write_rows(into, into.pick, groups)
+
+    def pad(self, into: FillArrays) -> None:
+        """All rows of a row graph are padding: what they leave, nobody reads."""
+        into.cells[:] = self._pool.scratch_cell
+        into.source[:] = 0
+        into.target[:] = self._pool.hidden_scratch(0)
+        if into.pick is not None:
+            into.pick[:] = 0
 
     def _write_chunk(self, into: FillArrays, group: Group, n_rows: int) -> None:
         """Rows f .. l - 1 of one sequence: the head's rows f - 1 .. l - 2, of which -1 is none."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +25,36 @@ PINNED_BYTES: Final = 64 << 20
 """What a step leaves to read, if it is not more, arrives in page-locked memory, which is allocated when first needed."""
 
 
-class ResultReader:
-    """Waits for the step that was started and reads its results, before the next one. On a host backend they are read where they lie."""
+class Event(Protocol):
+    """`pyluce.native.backend.BackendEvent`."""
 
-    def __init__(self, backend: Backend, on_host: bool) -> None:
+    def record(self) -> None:
+        """The point is behind all that was started so far."""
+
+    def wait(self) -> None:
+        """Return when the device is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Parts of a step's results that are on their way; `places` where they arrive, None: they are read when the device is idle."""
+
+    graph: StepGraph
+    wants_logits: Sequence[bool]
+    parts: list[Part]
+    places: list[int] | None
+
+
+class ResultReader:
+    """Reads the results of the step that was started last. On a host backend they are read where they lie.
+
+    With an event it waits for that step alone, not for what was started behind it.
+    """
+
+    def __init__(self, backend: Backend, on_host: bool, event: Event | None = None) -> None:
         self._backend = backend
         self._on_host = on_host
+        self._event = event
         self._memory = HostMemory(backend)
 
     @property
@@ -38,38 +63,41 @@ class ResultReader:
         return self._memory.array.nbytes
 
     def logits(self, graph: StepGraph, first: int, count: int) -> Logits:
-        """Rows of logits [count, n_vocab]."""
-        return self._fetch(graph, [_rows(graph, first, count)])[0].view(np.float32).reshape(count, -1).copy()
+        """Rows of logits [count, n_vocab], when everything that was started is done."""
+        asked = self._ask(graph, [True] * count, [_rows(graph, first, count)])
+        logits: Logits = self._arrived(asked)[0].view(np.float32).reshape(count, -1).copy()
+        return logits
 
-    def rows(self, graph: StepGraph, wants_logits: Sequence[bool]) -> list[Row]:
-        """Of each row of a row graph its logits [n_vocab], or its best token where they are not wanted and there is one."""
+    def ask(self, graph: StepGraph, wants_logits: Sequence[bool]) -> Asked:
+        """To be called once a row graph was started: of each row its logits, or its best token where they are not wanted."""
         n = len(wants_logits)
         if all(wants_logits):
-            return list(self.logits(graph, 0, n))
-        wanted = [i for i in range(n) if wants_logits[i]]
+            return self._ask(graph, wants_logits, [_rows(graph, 0, n)])
         assert graph.best is not None
-        found = self._fetch(graph, [(graph.best, 0, 4 * n), *(_rows(graph, i, 1) for i in wanted)])
-        best: list[int] = found[0].view(np.int32).tolist()
-        rows: list[Row] = list(best)
-        for i, raw in zip(wanted, found[1:], strict=True):
+        wanted = [_rows(graph, i, 1) for i in range(n) if wants_logits[i]]
+        return self._ask(graph, wants_logits, [(graph.best, 0, 4 * n), *wanted])
+
+    def rows(self, asked: Asked) -> list[Row]:
+        """What was asked for, when the step has ended; -1 for a row from which no token can be chosen."""
+        found = self._arrived(asked)
+        wants = asked.wants_logits
+        if all(wants):
+            return list(found[0].view(np.float32).reshape(len(wants), -1).copy())
+        rows: list[Row] = found[0].view(np.int32).tolist()
+        for i, raw in zip([i for i, wanted in enumerate(wants) if wanted], found[1:], strict=True):
             rows[i] = raw.view(np.float32).copy()
-        if min(best) < 0:
-            for i in range(n):
-                if best[i] < 0 and not wants_logits[i]:
-                    rows[i] = self.logits(graph, i, 1)[0]
         return rows
 
-    def _fetch(self, graph: StepGraph, parts: Sequence[Part]) -> list[npt.NDArray[np.uint8]]:
-        """Bytes of results, good until the next call or the next step."""
-        if self._on_host:
-            self._backend.wait()
-            for tensor, _, _ in parts:
-                if tensor not in graph.memory:
-                    graph.memory[tensor] = tensor_raw(tensor)
-            return [graph.memory[tensor][first : first + size] for tensor, first, size in parts]
-        if sum(size for _, _, size in parts) > PINNED_BYTES:
-            self._backend.wait()
-            return [tensor_bytes(tensor, first, size) for tensor, first, size in parts]
+    def row_later(self, graph: StepGraph, i: int) -> Logits:
+        """Logits [n_vocab] of a row of the step that has ended; what is behind it is not waited for."""
+        part = _rows(graph, i, 1)
+        raw = self._own_memory(graph, part).copy() if self._on_host else tensor_bytes(*part)
+        logits: Logits = raw.view(np.float32)
+        return logits
+
+    def _ask(self, graph: StepGraph, wants_logits: Sequence[bool], parts: list[Part]) -> Asked:
+        if self._on_host or sum(size for _, _, size in parts) > PINNED_BYTES:
+            return Asked(graph, wants_logits, parts, None)
         places, end = [], 0
         for _, _, size in parts:
             places.append(end)
@@ -78,8 +106,30 @@ class ResultReader:
             self._memory.grow(end)
         for (tensor, first, size), place in zip(parts, places, strict=True):
             self._backend.fetch(tensor, self._memory.address + place, first, size)
-        self._backend.wait()
-        return [self._memory.array[at : at + size] for at, (_, _, size) in zip(places, parts, strict=True)]
+        if self._event is not None:
+            self._event.record()
+        return Asked(graph, wants_logits, parts, places)
+
+    def _arrived(self, asked: Asked) -> list[npt.NDArray[np.uint8]]:
+        """Bytes of results, good until the next call or the next step."""
+        if asked.places is None:
+            self._backend.wait()
+            if self._on_host:
+                return [self._own_memory(asked.graph, part) for part in asked.parts]
+            return [tensor_bytes(*part) for part in asked.parts]
+        if self._event is not None:
+            self._event.wait()
+        else:
+            self._backend.wait()
+        return [self._memory.array[at : at + size] for at, (_, _, size) in zip(asked.places, asked.parts, strict=True)]
+
+    @staticmethod
+    def _own_memory(graph: StepGraph, part: Part) -> npt.NDArray[np.uint8]:
+        tensor, first, size = part
+        memory = graph.memory.get(tensor)
+        if memory is None:
+            memory = graph.memory[tensor] = tensor_raw(tensor)
+        return memory[first : first + size]
 
     def close(self) -> None:
         """Free the memory. Idempotent."""

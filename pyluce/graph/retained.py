@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Final
 
 from pyluce.graph.experts import LayerGraphs, Shape
@@ -42,7 +43,9 @@ class RetainedGraphs:
         experts: SplitExperts | None,
         *,
         collect_picks: bool,
+        on_change: Callable[[], None] | None = None,
     ) -> None:
+        """`on_change` is called before another graph than the one of the last step is used."""
         self._options = options
         self._hparams = hparams
         self._weights = weights
@@ -51,6 +54,7 @@ class RetainedGraphs:
         self._inputs = inputs
         self._experts = experts
         self._collect_picks = collect_picks
+        self._on_change = on_change
         self._allocators: dict[int, GraphAllocator] = {}
         self._graphs: OrderedDict[GraphKey, StepGraph] = OrderedDict()
         self.recent: StepGraph | None = None  # the graph of the last step
@@ -73,12 +77,15 @@ class RetainedGraphs:
         """The graph of that key, ready to compute. Raises NativeError, UnsupportedOpError."""
         if self.recent is not None and self.recent.key == key:
             return self.recent
+        if self._on_change is not None:
+            self._on_change()
         graph = self._graphs.get(key) or self._build(key)
         self._graphs.move_to_end(key)
         self.recent = graph
         return graph
 
     def _build(self, key: GraphKey) -> StepGraph:
+        self._backend.wait()
         fault = self._options.debug_fault
         upstream = fault == ("batch_variant" if key.phase is Phase.ROW else "cut_variant")
         matmul_phase = Phase.UPSTREAM if upstream else key.phase

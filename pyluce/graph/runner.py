@@ -18,6 +18,8 @@ import numpy as np
 from pyluce.graph.ahead import Stretch
 from pyluce.graph.chunks import chunk_bounds, pad_rows, span_blocks
 from pyluce.graph.drafting import Drafter
+from pyluce.graph.early import EarlyStep
+from pyluce.graph.groups import Group, check_tokens, group_rows
 from pyluce.graph.inputs import InputWriter
 from pyluce.graph.largest import largest_graphs
 from pyluce.graph.layers import TrunkWeights
@@ -31,8 +33,9 @@ from pyluce.graph.staging import Staging
 from pyluce.graph.trunk import GraphKey, StepGraph
 from pyluce.graph.two_devices import SplitExperts, check_expert_device, tune_devices
 from pyluce.native import load_libraries
-from pyluce.native.backend import Backend
+from pyluce.native.backend import Backend, BackendEvent
 from pyluce.native.devices import parse_device
+from pyluce.native.gate import StreamGate
 from pyluce.native.ggml_backend import ggml_backend_buft_is_host
 from pyluce.native.luce import Fault, Phase
 from pyluce.native.thread import ThreadGuard
@@ -72,11 +75,12 @@ class TrunkRunner:
         self.options = options or RunnerOptions()
         self._routes = routes
         self._guard = ThreadGuard("TrunkRunner")
+        self._experts: SplitExperts | None = None
+        self._early: EarlyStep | None = None
         self._closers: list[Closable] = []
         self._expected: Stretch | None = None
         self.on_launch: Callable[[], object] | None = None  # see `pyluce.engine.protocols.Launching`
         load_libraries(parse_device(self.options.device)[0])
-        self._experts: SplitExperts | None = None
         try:
             self._load(model_path, progress)
         except BaseException:
@@ -114,8 +118,13 @@ class TrunkRunner:
         self._ple = self._owned(PleTable(self.model)) if h.ple is not None else None
         on_host = ggml_backend_buft_is_host(self._backend.buffer_type)
         staging = None if on_host else self._owned(Staging(self._backend))
-        self._results = self._owned(ResultReader(self._backend, on_host))
-        self._inputs = self._owned(InputWriter(self.model, self._pool, self._ple, staging, fault))
+        plain = not on_host and fault is None and self._routes is None and self._experts is None
+        gate = self._gate() if plain else None
+        event = self._owned(BackendEvent(self._backend)) if gate is not None else None
+        row_staging = self._owned(Staging(self._backend)) if gate is not None else None
+        self._results = self._owned(ResultReader(self._backend, on_host, event))
+        self._inputs = self._owned(InputWriter(self.model, self._pool, self._ple, staging, row_staging, fault))
+        self._early = EarlyStep(gate, self._inputs.pad_next, self._launch_early) if gate is not None else None
         self._drafter: Drafter | None = None
         if fault == "stream_norm" and self._weights.mtp is not None:
             self._weights.mtp = replace(self._weights.mtp, norm_groups=h.hc_count)
@@ -141,13 +150,24 @@ class TrunkRunner:
                 self._inputs,
                 self._experts,
                 collect_picks=self._routes is not None,
+                on_change=self._early.drop if self._early is not None else None,
             )
         )
         # the largest graphs first, so that graph memory does not grow (and retained graphs survive) later; without logits a
         # chunk may need more than with
         longest = min(o.chunk_tokens, pad_rows(o.n_ctx))
-        for key in largest_graphs(longest, o.n_slots * (1 + o.max_rollback), self._span(o.n_ctx), o.prompt_streams):
+        n_rows, span = o.n_slots * (1 + o.max_rollback), self._span(o.n_ctx)
+        for key in largest_graphs(longest, n_rows, span, o.prompt_streams):
             self._graphs.get(key)
+
+    def _gate(self) -> StreamGate | None:
+        """What steps are launched early behind; None where they are not."""
+        gate = StreamGate.for_backend(self._backend) if self.options.early else None
+        return gate if gate is None else self._owned(gate)
+
+    def _launch_early(self, graph: StepGraph) -> None:
+        self._inputs.send_next(graph)
+        graph.start(self._backend)
 
     def _owned(self, thing: C) -> C:
         self._closers.append(thing)
@@ -184,7 +204,7 @@ class TrunkRunner:
         before any work; NativeError when a step fails, after which the sequence must be cleared.
         """
         self._guard.check()
-        self._check_tokens(tokens)
+        check_tokens(tokens, self.vocab_size)
         if not tokens:
             raise ValueError("expected at least one token to prefill, found none")
         if len(tokens) > state.room:
@@ -221,7 +241,7 @@ class TrunkRunner:
         if not 0 <= begin < end <= len(prompt):
             raise ValueError(f"expected a part of a prompt of {len(prompt)} tokens, found {begin} to {end}")
         before, tokens = prompt[max(0, begin - MAX_BEFORE) : begin], prompt[begin:end]
-        self._check_tokens(tokens)
+        check_tokens(tokens, self.vocab_size)
         self._expected = self._inputs.stretch(before, begin, tokens)
 
     def decode(self, rows: Sequence[tuple[SequenceState, int]]) -> Logits:
@@ -229,15 +249,8 @@ class TrunkRunner:
 
         Rows of one sequence are consecutive tokens, in order; sequences may be mixed at will.
         """
-        groups, order = self._groups(rows)
-        graph = self._compute(Phase.ROW, groups, len(rows))
-        logits = self._results.logits(graph, 0, len(rows))
-        self._commit(graph, groups)
-        if order == list(range(len(rows))):
-            return logits
-        out = np.empty_like(logits)
-        out[order] = logits
-        return out
+        found = [row for row in self.decode_rows(rows, [True] * len(rows)) if not isinstance(row, int)]
+        return found[0][np.newaxis] if len(found) == 1 else np.stack(found)
 
     def decode_rows(self, rows: Sequence[tuple[SequenceState, int]], wants_logits: Sequence[bool]) -> list[Row]:
         """As `decode`, but only the rows that want them have their logits, float32 [n_vocab].
@@ -247,10 +260,19 @@ class TrunkRunner:
         """
         if len(wants_logits) != len(rows):
             raise ValueError(f"wants_logits: expected one for each of {len(rows)} rows, found {len(wants_logits)}")
-        groups, order = self._groups(rows)
-        graph = self._compute(Phase.ROW, groups, len(rows))
-        found = self._results.rows(graph, [wants_logits[i] for i in order])
-        self._commit(graph, groups)
+        self._guard.check()
+        if not rows:
+            raise ValueError("expected at least one row to decode, found none")
+        check_tokens([token for _, token in rows], self.vocab_size)
+        groups, order = group_rows(rows)
+        try:
+            graph, found = self._decode(groups, [wants_logits[i] for i in order])
+        except BaseException:
+            self._abandon()
+            raise
+        self._end([(graph, len(rows))], wait=self._early is None)
+        for state, taken in groups:
+            state.commit(taken, by_chunk=False)
         if len(groups) == len(rows):
             return found
         out = found.copy()
@@ -258,27 +280,29 @@ class TrunkRunner:
             out[place] = row
         return out
 
-    def _groups(
-        self, rows: Sequence[tuple[SequenceState, int]]
-    ) -> tuple[list[tuple[SequenceState, list[int]]], list[int]]:
-        """Rows by sequence, and where each of the rows so ordered stood."""
-        self._guard.check()
-        if not rows:
-            raise ValueError("expected at least one row to decode, found none")
-        self._check_tokens([token for _, token in rows])
-        groups: dict[int, tuple[SequenceState, list[int]]] = {}
-        places: dict[int, list[int]] = {}
-        for i, (state, token) in enumerate(rows):
-            slot = state.slot
-            if slot in groups:
-                groups[slot][1].append(token)
-                places[slot].append(i)
-            else:
-                groups[slot] = (state, [token])
-                places[slot] = [i]
-        if len(groups) == len(rows):
-            return list(groups.values()), list(range(len(rows)))
-        return list(groups.values()), [i for slot in groups for i in places[slot]]
+    def _decode(self, groups: list[Group], wants_logits: list[bool]) -> tuple[StepGraph, list[Row]]:
+        """The graph, and rows in its order; the step has ended, nothing is committed."""
+        self._graphs.reconnect()
+        graph = self._start_rows(groups, len(wants_logits))
+        asked = self._results.ask(graph, wants_logits)
+        if self._early is not None and asked.places is not None and graph.tensors.whole is not None:
+            self._early.launch_next(graph)
+        self._launched()
+        found = self._results.rows(asked)
+        lost = [i for i, row in enumerate(found) if isinstance(row, int) and row < 0]
+        if lost and (self._early is None or self._early.hold()):
+            for i in lost:
+                found[i] = self._results.row_later(graph, i)
+            if self._early is not None:
+                self._early.drop()
+        return graph, found
+
+    def _abandon(self) -> None:
+        """A step failed somewhere: nothing is under way after this."""
+        if self._early is not None:
+            self._early.drop()
+        self._backend.wait()
+        self._inputs.computed()
 
     def draft(self, requests: Sequence[tuple[SequenceState, int, int]]) -> list[list[int]]:
         """For each (sequence, its next token, how many drafts): tokens that may follow that one, by the model's draft head.
@@ -288,6 +312,8 @@ class TrunkRunner:
         self._guard.check()
         if self._drafter is None:
             raise ValueError("expected a runner with a draft head (mtp=True), found one without")
+        if self._early is not None:
+            self._early.drop()
         return self._drafter.draft(requests)
 
     @property
@@ -295,45 +321,49 @@ class TrunkRunner:
         """Graphs built so far; a step during which it rose is no measure of what a step costs."""
         return self._graphs.n_built + (self._drafter.n_built if self._drafter is not None else 0)
 
-    def _check_tokens(self, tokens: Sequence[int]) -> None:
-        if not tokens or (min(tokens) >= 0 and max(tokens) < self.vocab_size):
-            return
-        for i, token in enumerate(tokens):
-            if not 0 <= token < self.vocab_size:
-                raise ValueError(f"token {i}: expected an id from 0 to {self.vocab_size - 1}, found {token}")
-
     def _run_chunks(self, state: SequenceState, chunks: list[list[int]], n_out: list[int]) -> list[Logits]:
-        """Consecutive chunks of a sequence at the same time: logits [n_out, n_vocab] of those that have some."""
+        """Consecutive chunks of a sequence, at the same time if there are several: logits [n_out, n_vocab] of those that have some."""
         self._graphs.reconnect()
         graphs: list[StepGraph] = []
         try:
             for stream, (tokens, n) in enumerate(zip(chunks, n_out, strict=True)):
-                graphs.append(self._prepare(Phase.CHUNK, [(state, tokens)], n, stream))
+                graph = self._prepare(Phase.CHUNK, [(state, tokens)], n, stream)
+                self._inputs.write(graph, [(state, tokens)], len(tokens), n)
+                graphs.append(graph)
                 state.commit(tokens, by_chunk=True)  # what comes next is at the positions after these
-            self._start(graphs, Phase.CHUNK)
+            if self._expected is not None:
+                expected, self._expected = self._expected, None
+                self._inputs.expect(expected)
+            self._start(graphs)
+            self._launched()
             parts = []
             for graph, tokens, n in zip(graphs, chunks, n_out, strict=True):
                 if graph.logits is not None:
-                    parts.append(
-                        self._results.logits(graph, len(tokens) - n if graph.inputs.out_rows is None else 0, n)
-                    )
-            self._end(list(zip(graphs, map(len, chunks), strict=True)))
+                    first = len(tokens) - n if graph.inputs.out_rows is None else 0
+                    parts.append(self._results.logits(graph, first, n))
+            self._end([(graph, len(tokens)) for graph, tokens in zip(graphs, chunks, strict=True)])
         except BaseException:
             state.take_back(sum(map(len, chunks[: len(graphs)])), len(graphs))
             raise
         return parts
 
-    def _compute(self, phase: Phase, groups: list[tuple[SequenceState, list[int]]], n_out: int) -> StepGraph:
-        """Start a step; the graph, whose results can be read until the next. `_commit` waits for its end."""
-        self._graphs.reconnect()
-        graph = self._prepare(phase, groups, n_out)
-        self._start([graph], phase)
+    def _start_rows(self, groups: list[Group], n_rows: int) -> StepGraph:
+        """Start a step of rows; the graph, whose results can be read until the next."""
+        graph = self._prepare(Phase.ROW, groups, n_rows)
+        if self._early is not None and self._early.claim(graph):
+            try:
+                self._inputs.write_sent(graph, groups, n_rows)
+            except BaseException:
+                self._early.give_up(graph)
+                raise
+            self._early.go()
+            return graph
+        self._inputs.write(graph, groups, n_rows, n_rows)
+        self._start([graph])
         return graph
 
-    def _prepare(
-        self, phase: Phase, groups: list[tuple[SequenceState, list[int]]], n_out: int, stream: int = 0
-    ) -> StepGraph:
-        """The graph of a step, with its inputs."""
+    def _prepare(self, phase: Phase, groups: list[Group], n_out: int, stream: int = 0) -> StepGraph:
+        """The graph of a step, whose sequences can be written."""
         n_rows = sum([len(tokens) for _, tokens in groups])
         for state, tokens in groups:
             state.begin_write(len(tokens), keeps_rows=phase is Phase.ROW)
@@ -342,34 +372,26 @@ class TrunkRunner:
         furthest = max([state.length + len(tokens) for state, tokens in groups])
         # the head must not see how many rows are wanted either
         n_out_padded = pad_rows(n_out) if whole_units else n_out
-        graph = self._graphs.get(GraphKey(phase, padded, n_out_padded, self._span(furthest), stream))
-        self._inputs.write(graph, groups, n_rows, n_out)
-        return graph
+        return self._graphs.get(GraphKey(phase, padded, n_out_padded, self._span(furthest), stream))
 
-    def _start(self, graphs: list[StepGraph], phase: Phase) -> None:
-        if phase is Phase.CHUNK and self._expected is not None:
-            expected, self._expected = self._expected, None
-            self._inputs.expect(expected)
+    def _start(self, graphs: list[StepGraph]) -> None:
         if self._backend.is_cpu and self.on_launch is not None:
             self.on_launch()
         graphs[0].start(self._backend, *graphs[1:])
+
+    def _launched(self) -> None:
         if not self._backend.is_cpu and self.on_launch is not None:
             self.on_launch()
 
-    def _end(self, graphs: list[tuple[StepGraph, int]]) -> None:
-        """Wait for the end of a step; each graph with the number of its rows."""
-        self._backend.wait()
+    def _end(self, graphs: list[tuple[StepGraph, int]], *, wait: bool = True) -> None:
+        """A step has ended, or is waited for; each graph with the number of its rows."""
+        if wait:
+            self._backend.wait()
         self.model.check_intact()
         self._inputs.computed()
         for graph, n_rows in graphs:
             if self._routes is not None and graph.all_picks is not None:
                 self._routes.add(read_picks(graph.all_picks, n_rows))
-
-    def _commit(self, graph: StepGraph, groups: list[tuple[SequenceState, list[int]]]) -> None:
-        """End a step of rows."""
-        self._end([(graph, sum(len(tokens) for _, tokens in groups))])
-        for state, tokens in groups:
-            state.commit(tokens, by_chunk=False)
 
     def _span(self, n_tokens: int) -> int:
         """See `span_blocks`."""
@@ -414,6 +436,9 @@ class TrunkRunner:
 
     def close(self) -> None:
         """Free graphs, state, weights and files, in this order. Idempotent."""
+        if self._early is not None:
+            self._early.drop()
+            self._backend.wait()
         while self._closers:
             self._closers.pop().close()
 

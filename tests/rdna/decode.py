@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from tests.rdna.errors import UnknownInstruction
@@ -74,6 +74,40 @@ class _Form:
             else:
                 self.fields.append((field_name, f.lo, f.mask, 0, 0))
 
+        self.literal_ops = {
+            op for _, _, _, ops in self.ops for op in ops.values() if "FMAMK" in op.name or "FMAAK" in op.name
+        }
+        self.always = name.endswith("_LIT")
+        self.vector = self.name.startswith("VOP")
+        self.sdst = name.endswith("_SDST")
+
+    def match(self, data: int) -> tuple[Any, ...] | None:
+        """The opcodes when ``data`` is of this form."""
+        if data & self.mask != self.value:
+            return None
+        if len(self.ops) == 1:
+            _, lo, mask, ops = self.ops[0]
+            op = ops.get(data >> lo & mask)
+            return None if op is None else (op,)
+        found = tuple(ops.get(data >> lo & mask) for _, lo, mask, ops in self.ops)
+        return None if None in found else found
+
+    def suffix(self, data: int, ops: tuple[Any, ...]) -> str:
+        """Which variant of the form the instruction is: with a literal, with DPP, or plain."""
+        values = [data >> lo & mask for lo, mask in self.sources]
+        if self.always or LITERAL in values or (self.literal_ops and not self.literal_ops.isdisjoint(ops)):
+            return "_LIT"
+        if self.vector:
+            if DPP16 in values:
+                return "_DPP16"
+            if DPP8 in values or DPP8_FI in values:
+                return "_DPP8"
+        return ""
+
+    @cached_property
+    def variants(self) -> dict[str, _Form | None]:
+        return {"": self} | {suffix: self.variant(suffix) for suffix in ("_LIT", "_DPP16", "_DPP8")}
+
     def variant(self, suffix: str) -> _Form | None:
         if self.cls_name.endswith(suffix):
             return self
@@ -100,45 +134,43 @@ def _candidates(arch: str, top: int) -> list[_Form]:
     return [f for f in _forms(arch) if (word & care & f.mask) == (f.value & care & 0xFFFFFFFF)]
 
 
-def decode(code: bytes | bytearray, pc: int, arch: str) -> Instruction:
-    """The instruction at ``pc``. UnknownInstruction when the tables have no encoding for it."""
+def _found(code: bytes | bytearray, pc: int, arch: str) -> tuple[int, _Form, _Form, tuple[Any, ...], str]:
+    """The word there, its form without and with the variant, its opcodes, the variant's suffix."""
     data = int.from_bytes(code[pc : pc + 16], "little")
     for form in _candidates(arch, data >> 23 & 0x1FF):
-        if data & form.mask != form.value:
+        ops = form.match(data)
+        if ops is None:
             continue
-        found = [ops.get(data >> lo & mask) for _, lo, mask, ops in form.ops]
-        if None not in found:
-            return _build(form, found, data, pc)
+        suffix = form.suffix(data, ops)
+        full = form.variants[suffix]
+        if full is None:
+            raise UnknownInstruction(f"{pc:#x}: {plain_name(ops[0])} in form {form.name}{suffix} is not in the tables.")
+        return data, form, full, ops, suffix
     raise UnknownInstruction(f"{pc:#x}: no {arch} encoding for {code[pc : pc + 8].hex(' ', 4)}.")
 
 
-def _build(form: _Form, ops: list[Any], data: int, pc: int) -> Instruction:
-    values = {data >> lo & mask for lo, mask in form.sources}
-    suffix, dpp = "", ""
-    always = any("FMAMK" in op.name or "FMAAK" in op.name for op in ops)
-    if always or LITERAL in values or form.cls_name.endswith("_LIT"):
-        suffix = "_LIT"
-    elif form.name.startswith("VOP") and DPP16 in values:
-        suffix, dpp = "_DPP16", "dpp16"
-    elif form.name.startswith("VOP") and (DPP8 in values or DPP8_FI in values):
-        suffix, dpp = "_DPP8", "dpp8"
-    full = form.variant(suffix) if suffix else form
-    if full is None:
-        raise UnknownInstruction(
-            f"{pc:#x}: {ops[0].name.lower()} in form {form.cls_name}{suffix} is not in the tables."
-        )
+def measure(code: bytes | bytearray, pc: int, arch: str) -> tuple[int, str]:
+    """Bytes and opcode name (with the form's ending, as in V_ADD_F32_E64) of the instruction at ``pc``; fast."""
+    _, _, full, ops, _ = _found(code, pc, arch)
+    return full.bytes, ops[0]._name_
+
+
+def decode(code: bytes | bytearray, pc: int, arch: str) -> Instruction:
+    """The instruction at ``pc``. UnknownInstruction when the tables have no encoding for it."""
+    data, form, full, ops, suffix = _found(code, pc, arch)
     fields = {name: ((data >> lo & mask) << shift) + added for name, lo, mask, shift, added in full.fields}
-    if "vdst" in {name for name, *_ in form.fields} and form.cls_name.endswith("_SDST"):
+    if form.sdst and suffix:
         fields["vdst"] = next((data >> lo & mask) + added for name, lo, mask, _, added in form.fields if name == "vdst")
     literal = fields.pop("literal", None)
+    dpp = suffix[1:].lower() if suffix.startswith("_DPP") else ""
     if form.name == "VOPD":  # the second destination has the parity that the first has not
         fields["vdsty"] = 256 + ((fields["vdsty"] << 1) | ((fields["vdstx"] & 1) ^ 1))
         name = f"{plain_name(ops[0])} :: {plain_name(ops[1])}"
         return Instruction(pc, full.bytes, form.name, name, ops[0], fields, dpp, literal, ops[1])
-    name = plain_name(ops[0])
-    return Instruction(pc, full.bytes, form.name, name, ops[0], fields, dpp, literal)
+    return Instruction(pc, full.bytes, form.name, plain_name(ops[0]), ops[0], fields, dpp, literal)
 
 
+@cache
 def plain_name(op: Any) -> str:
     """v_add_f32 for V_ADD_F32_E64."""
     return str(op.name.lower().removesuffix("_e32").removesuffix("_e64"))

@@ -75,6 +75,7 @@ class Machine:
         self.scratch_stride = -(-d.scratch_bytes // 4) * 4
         self.stats.largest_lds = self.lds_bytes
         self.temporary: list[int] = []
+        self.conflicts: dict[Any, int] = {}  # cycles of access patterns seen
         self.kernarg = self._temporary(self._arguments(args), "kernel arguments")
         self.group_waves = -(-self.threads // LANES)
         self.workgroups = workgroups if workgroups is not None else range(grid[0] * grid[1] * grid[2])
@@ -321,19 +322,26 @@ class Machine:
     def count_conflicts(self, w: Waves, addresses: np.ndarray, lanes: np.ndarray, size: int) -> None:
         """Bank conflicts of one LDS access, of at most 8 waves and scaled to all."""
         self.stats.lds_accesses += w.n
-        sample = lanes < 8 * LANES
-        if not sample.any():
-            return
-        words = (addresses[sample] >> np.uint64(2)).astype(np.int64)
-        # wider accesses take a pass for each 128 bytes: 16 lanes of 8 bytes, 8 lanes of 16
-        per_pass = LANES * 4 // max(4, size)
-        passes = lanes[sample] // per_pass
-        cycles = 0
-        spread = words[:, None] + np.arange(max(1, size // 4))
-        key = np.unique(passes[:, None] * (1 << 24) + spread)
-        counts = np.bincount((key >> 24) * 32 + (key & 31))
-        per = counts[: len(counts) // 32 * 32].reshape(-1, 32) if len(counts) >= 32 else counts[None]
-        rest = counts[len(counts) // 32 * 32 :] if len(counts) >= 32 else counts[:0]
-        worst = per.max(axis=1)
-        cycles = int(np.maximum(worst - 1, 0).sum()) + (int(rest.max()) - 1 if rest.size and rest.max() > 1 else 0)
-        self.stats.lds_conflicts += cycles * w.n // min(w.n, 8)
+        if w.n > 8:
+            sample = lanes < 8 * LANES
+            addresses, lanes = addresses[sample], lanes[sample]
+        if addresses.size:
+            # moving all addresses alike rotates the banks and changes nothing
+            relative = (addresses - addresses[0]).astype(np.uint32)
+            key = (size, int(addresses[0]) & 3, relative.tobytes(), lanes.tobytes())
+            if key not in self.conflicts:
+                self.conflicts[key] = _conflicts(addresses, lanes, size)
+            self.stats.lds_conflicts += self.conflicts[key] * w.n // min(w.n, 8)
+
+
+def _conflicts(addresses: np.ndarray, lanes: np.ndarray, size: int) -> int:
+    """Cycles beyond the first of each pass: different words in the same of the 32 banks.
+
+    A pass is 128 bytes: 32 lanes of up to 4 bytes, 16 of 8, 8 of 16 (an assumption for the estimate).
+    """
+    words = (addresses >> np.uint64(2)).astype(np.int64)
+    passes = lanes // (LANES * 4 // max(4, size))
+    spread = words[:, None] + np.arange(max(1, size // 4))
+    key = np.unique(passes[:, None] * (1 << 24) + spread)
+    counts = np.bincount((key >> 24) * 32 + (key & 31), minlength=(int(passes.max()) + 1) * 32)
+    return int(np.maximum(counts.reshape(-1, 32).max(axis=1) - 1, 0).sum())

@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.rdna import access, alu, exchange, matrix
 from tests.rdna.codeobject import Kernel
-from tests.rdna.decode import Instruction, decode
+from tests.rdna.decode import Instruction, decode, measure
 from tests.rdna.errors import RdnaError, UnknownInstruction
 from tests.rdna.operands import put_scalar
 from tests.rdna.stats import kind_of
@@ -81,16 +81,15 @@ class Program:
         """Branch targets, and the narrowest store."""
         pc = self.entry
         while pc < self.end:
-            i = decode(self.image, pc, self.arch)
-            after = pc + i.size
-            if i.name in ENDS:
-                self.leaders.add(after)
-                if "branch" in i.name:
-                    self.leaders.add(self.branch_target(i))
-            if "_store_" in i.name:
-                narrow = i.name.replace("_d16_hi", "").replace("_d16", "")
-                self.granule = min(self.granule, 1 if narrow.endswith("b8") else 2 if narrow.endswith("b16") else 4)
-            pc = after
+            size, name = measure(self.image, pc, self.arch)
+            if name.startswith("S_") and name.lower() in ENDS:
+                self.leaders.add(pc + size)
+                if "BRANCH" in name:
+                    self.leaders.add(self.branch_target(decode(self.image, pc, self.arch)))
+            elif "_STORE_" in name:
+                narrow = name.replace("_D16_HI", "").replace("_D16", "")
+                self.granule = min(self.granule, 1 if narrow.endswith("B8") else 2 if narrow.endswith("B16") else 4)
+            pc += size
 
     @staticmethod
     def branch_target(i: Instruction) -> int:
