@@ -106,10 +106,8 @@ class TrunkRunner:
             place_weights(self.model, self._backend, repack=o.repack, leave=leave, progress=progress)
         )
         if o.expert_device is not None:
-            one_off = fault == "hot_slot"
-            self._experts = self._owned(
-                SplitExperts(o.expert_device, self.model, self._backend, o.hot_experts, progress, one_off=one_off)
-            )
+            made = SplitExperts(o, self.model, self._backend, progress)
+            self._experts = self._owned(made)
             self._placed.adopt(self._experts.hot.tensors)
         self._weights = self._owned(TrunkWeights(self.model, self._placed, self._backend))
         self._pool = self._owned(StatePool(self._backend, h, o.state(h)))
@@ -131,7 +129,7 @@ class TrunkRunner:
         if self._weights.mtp is not None:
             draft_staging = None if on_host else self._owned(Staging(self._backend))
             self._draft_inputs = DraftWriter(h, self._pool, draft_staging)
-            made = Drafter(
+            drafter = Drafter(
                 h,
                 self._weights.mtp,
                 self._pool,
@@ -139,7 +137,7 @@ class TrunkRunner:
                 self._draft_inputs,
                 FAULTS.get(fault or "", Fault.NONE),
             )
-            self._drafter = self._owned(made)
+            self._drafter = self._owned(drafter)
         self._graphs = self._owned(
             RetainedGraphs(
                 o,

@@ -55,22 +55,16 @@ def tune_devices(options: RunnerOptions, products: list[Product]) -> list[TunedD
 class SplitExperts:
     """Owns the expert device's side and the hot experts; the target's graphs are the runner's."""
 
-    def __init__(
-        self,
-        name: str,
-        model: ModelFile,
-        target: Backend,
-        hot: HotSet | None,
-        progress: Progress | None,
-        *,
-        one_off: bool,
-    ) -> None:
-        """`one_off`: see `HotExperts`. Raises NativeError, ModelError, or ValueError for a hot set that does not fit the model."""
+    def __init__(self, options: RunnerOptions, model: ModelFile, target: Backend, progress: Progress | None) -> None:
+        """Raises NativeError, ModelError, or ValueError for a hot set that does not fit the model."""
+        name, one_off = options.expert_device, options.debug_fault == "hot_slot"
+        if name is None:
+            raise ValueError("expert_device: expected one, found none")
         h = model.hparams
         self._name = name
         self._model = model
         self._side: ExpertSide | None = None
-        hot = hot or HotSet.empty(h.n_layer)
+        hot = options.hot_experts or HotSet.empty(h.n_layer)
         hot.check(RouteShape(h.n_layer, h.n_expert, h.n_expert_used))
         self.hot = HotExperts(model, target, hot, one_off=one_off)
         try:
