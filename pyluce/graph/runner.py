@@ -11,12 +11,13 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Final, Literal, Protocol, TypeVar
+from typing import Final, Literal
 
 import numpy as np
 
 from pyluce.graph.ahead import Stretch
 from pyluce.graph.chunks import chunk_bounds, pad_rows, span_blocks
+from pyluce.graph.closable import C, Closable
 from pyluce.graph.drafting import Drafter
 from pyluce.graph.early import EarlyStep
 from pyluce.graph.groups import Group, check_tokens, group_rows
@@ -25,7 +26,7 @@ from pyluce.graph.largest import largest_graphs
 from pyluce.graph.layers import TrunkWeights
 from pyluce.graph.mtp_inputs import DraftWriter
 from pyluce.graph.options import RunnerOptions
-from pyluce.graph.picks import RouteSink, read_picks
+from pyluce.graph.picks import RouteSink, count_picks
 from pyluce.graph.report import device_report, host_bytes, snapshot_report, weights_report
 from pyluce.graph.results import Logits, ResultReader, Row
 from pyluce.graph.retained import FAULTS, RetainedGraphs
@@ -40,6 +41,7 @@ from pyluce.native.ggml_backend import ggml_backend_buft_is_host
 from pyluce.native.luce import Fault, Phase
 from pyluce.native.thread import ThreadGuard
 from pyluce.placement.hot import HotSet
+from pyluce.placement.learner import HotLearner
 from pyluce.state import SequenceState, SnapshotStore, StatePool
 from pyluce.tuning import OFF, model_products
 from pyluce.weights import HParams, PleTable, open_model, place_weights
@@ -51,16 +53,6 @@ Want = Literal["none", "last", "all"]
 MAX_BEFORE: Final = 64  # tokens before a chunk, more than any n-gram hash reads
 
 
-class Closable(Protocol):
-    """Something that is closed once."""
-
-    def close(self) -> None:
-        """Free it."""
-
-
-C = TypeVar("C", bound=Closable)
-
-
 class TrunkRunner:
     """A loaded model with its state pool. Context manager; `close()` frees everything."""
 
@@ -70,10 +62,12 @@ class TrunkRunner:
         options: RunnerOptions | None = None,
         progress: Progress | None = None,
         routes: RouteSink | None = None,
+        learner: HotLearner | None = None,
     ) -> None:
-        """`routes`: counts the experts that each computed row picks."""
+        """`routes`: counts the experts that each computed row picks. `learner`: the hot experts follow it, beginning with `hot_experts`."""
         self.options = options or RunnerOptions()
         self._routes = routes
+        self._learner = learner
         self._guard = ThreadGuard("TrunkRunner")
         self._experts: SplitExperts | None = None
         self._early: EarlyStep | None = None
@@ -106,7 +100,7 @@ class TrunkRunner:
             place_weights(self.model, self._backend, repack=o.repack, leave=leave, progress=progress)
         )
         if o.expert_device is not None:
-            made = SplitExperts(o, self.model, self._backend, progress)
+            made = SplitExperts(o, self.model, self._backend, progress, self._learner)
             self._experts = self._owned(made)
             self._placed.adopt(self._experts.hot.tensors)
         self._weights = self._owned(TrunkWeights(self.model, self._placed, self._backend))
@@ -147,7 +141,7 @@ class TrunkRunner:
                 self._backend,
                 self._inputs,
                 self._experts,
-                collect_picks=self._routes is not None,
+                collect_picks=self._routes is not None or self._learner is not None,
                 on_change=self._early.drop if self._early is not None else None,
             )
         )
@@ -387,9 +381,12 @@ class TrunkRunner:
             self._backend.wait()
         self.model.check_intact()
         self._inputs.computed()
+        swapper = self._experts.swapper if self._experts is not None else None
         for graph, n_rows in graphs:
-            if self._routes is not None and graph.all_picks is not None:
-                self._routes.add(read_picks(graph.all_picks, n_rows))
+            if graph.all_picks is not None:
+                count_picks(graph.all_picks, n_rows, self._routes, swapper)
+        if swapper is not None:
+            swapper.between_steps()
 
     def _span(self, n_tokens: int) -> int:
         """See `span_blocks`."""

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from pyluce.graph.experts import ExpertSide
 from pyluce.graph.options import RunnerOptions
+from pyluce.graph.swapping import Swapper
 from pyluce.native.backend import Backend
 from pyluce.native.devices import device_memory, parse_device
 from pyluce.native.errors import NativeError
@@ -14,6 +15,7 @@ from pyluce.native.library import GPU_BACKENDS
 from pyluce.native.luce import Phase
 from pyluce.placement.counts import RouteShape
 from pyluce.placement.hot import HotSet
+from pyluce.placement.learner import HotLearner
 from pyluce.tuning import AUTO, OFF, Product, TunedDevice, TuneError, tune_device
 from pyluce.weights import ModelFile, Progress
 from pyluce.weights.experts import HotExperts, trunk_experts
@@ -55,8 +57,15 @@ def tune_devices(options: RunnerOptions, products: list[Product]) -> list[TunedD
 class SplitExperts:
     """Owns the expert device's side and the hot experts; the target's graphs are the runner's."""
 
-    def __init__(self, options: RunnerOptions, model: ModelFile, target: Backend, progress: Progress | None) -> None:
-        """Raises NativeError, ModelError, or ValueError for a hot set that does not fit the model."""
+    def __init__(
+        self,
+        options: RunnerOptions,
+        model: ModelFile,
+        target: Backend,
+        progress: Progress | None,
+        learner: HotLearner | None = None,
+    ) -> None:
+        """`learner`: what the hot experts follow. Raises NativeError, ModelError, or ValueError for a hot set that does not fit the model."""
         name, one_off = options.expert_device, options.debug_fault == "hot_slot"
         if name is None:
             raise ValueError("expert_device: expected one, found none")
@@ -67,7 +76,9 @@ class SplitExperts:
         hot = options.hot_experts or HotSet.empty(h.n_layer)
         hot.check(RouteShape(h.n_layer, h.n_expert, h.n_expert_used))
         self.hot = HotExperts(model, target, hot, one_off=one_off)
+        self.swapper: Swapper | None = None
         try:
+            self.swapper = Swapper(learner, self.hot) if learner is not None else None
             self._side = ExpertSide(name, model, progress)
         except BaseException:
             self.close()
@@ -107,6 +118,7 @@ class SplitExperts:
             "lost": self.lost,
             "hot_experts": self.hot.hot.n_hot,
             "hot_bytes": self.hot.n_bytes,
+            **(self.swapper.report() if self.swapper is not None else {}),
         }
         if not self.lost:
             free, total = device_memory(self._name)
@@ -120,6 +132,8 @@ class SplitExperts:
 
     def close(self) -> None:
         """Free both sides. Idempotent."""
+        if self.swapper is not None:
+            self.swapper.close()
         if self._side is not None:
             self._side.close()
             self._side = None

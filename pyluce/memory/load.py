@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pyluce.graph.options import RunnerOptions
-from pyluce.memory.experts import plan_hot
+from pyluce.memory.experts import expert_bytes, plan_hot, route_shape
 from pyluce.memory.facts import ModelFacts, facts_of
 from pyluce.memory.machine import DeviceMemory, Machine, MemoryKind
 from pyluce.memory.meter import Meter
@@ -17,6 +17,8 @@ from pyluce.native.devices import device_memory, find_device
 from pyluce.native.ggml_backend import BackendDevType
 from pyluce.options import DEFAULT_MAX_CTX, LoadOptions, available_cpus
 from pyluce.placement.hot import HotSet
+from pyluce.placement.learner import HotLearner, LearnerOptions
+from pyluce.placement.table_file import read_routes_for
 from pyluce.speculation import NO_SPECULATION, Speculation, choose_speculation
 from pyluce.state import memory as system
 from pyluce.weights.model_file import ModelFile, open_model
@@ -108,6 +110,18 @@ def hot_experts(model_file: ModelFile, options: LoadOptions) -> HotSet | None:
     facts = facts_of(model_file.hparams.name or model_file.path, model_file.hparams, model_file.tensors)
     hot = plan_hot(facts, options.placement)
     return hot.hot if hot is not None else None
+
+
+def hot_learner(model_file: ModelFile, options: LoadOptions) -> HotLearner | None:
+    """What the hot experts follow; None unless the placement is learned. Raises RoutesError for a table that does not fit the model."""
+    placement = options.placement
+    if not placement.learns:
+        return None
+    facts = facts_of(model_file.hparams.name or model_file.path, model_file.hparams, model_file.tensors)
+    shape = route_shape(facts.hparams)
+    counts = None if placement.table is None else read_routes_for(placement.table, shape)
+    limit = LearnerOptions(swap_mib_s=placement.swap_mib_s)
+    return HotLearner(shape, expert_bytes(facts), placement.budget_bytes, limit, counts)
 
 
 def runner_options(plan: MemoryPlan, options: LoadOptions, hot: HotSet | None = None) -> RunnerOptions:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from pyluce.native import ggml_backend as api
 from pyluce.native.backend import Backend, BackendBuffer
@@ -87,7 +88,7 @@ class HotExperts:
             self.n_bytes = buffer.n_bytes
             for layer in layers:
                 for slot, expert in enumerate(hot.layers[layer]):
-                    self._copy(layer, slot, expert)
+                    self._write(layer, slot, self.read(layer, expert))
                 self._write_slots(layer)
         except BaseException:
             self.close()
@@ -95,16 +96,27 @@ class HotExperts:
 
     def replace(self, layer: int, slot: int, expert: int) -> None:
         """Put another expert into a slot of a layer; between steps, when nothing computes. Errors as of `HotSet.replaced`."""
-        self.hot = self.hot.replaced(layer, slot, expert)
-        self._copy(layer, slot, expert)
-        self._write_slots(layer)
+        self.hot.replaced(layer, slot, expert)
+        self.put(layer, slot, expert, self.read(layer, expert))
 
-    def _copy(self, layer: int, slot: int, expert: int) -> None:
+    def read(self, layer: int, expert: int) -> list[npt.NDArray[np.uint8]]:
+        """An expert's weights from the file, for each of the layer's tensors. From any thread."""
+        found = []
         for info in layer_experts(self._model, layer):
             size = info.nbytes // info.ne[2]
-            weights = np.empty(size, np.uint8)
-            self._model.read_into(info, weights, expert * size)
-            api.ggml_backend_tensor_set(self.tensors[info.name], weights.ctypes.data, slot * size, size)
+            found.append(np.empty(size, np.uint8))
+            self._model.read_into(info, found[-1], expert * size)
+        return found
+
+    def put(self, layer: int, slot: int, expert: int, weights: list[npt.NDArray[np.uint8]]) -> None:
+        """As `replace`, with weights that `read` returned."""
+        self.hot = self.hot.replaced(layer, slot, expert)
+        self._write(layer, slot, weights)
+        self._write_slots(layer)
+
+    def _write(self, layer: int, slot: int, weights: list[npt.NDArray[np.uint8]]) -> None:
+        for info, part in zip(layer_experts(self._model, layer), weights, strict=True):
+            api.ggml_backend_tensor_set(self.tensors[info.name], part.ctypes.data, slot * part.nbytes, part.nbytes)
 
     def _write_slots(self, layer: int) -> None:
         table = self.hot.target_table(layer, self._model.hparams.n_expert)

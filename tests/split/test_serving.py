@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pyluce import Luce
+from pyluce.graph import swapping
 from pyluce.luce import Completion
 from pyluce.native.errors import DeviceLostError
 from pyluce.placement.counts import RouteShape
@@ -81,6 +82,32 @@ def test_four_at_once_with_drafts_and_parked_on_the_way(
         again = run(luce, (*WANTED[2].prompt, *prompt(20, seed=8)), cuts=(len(WANTED[2].prompt),))
         assert again.timings.cached_tokens == len(WANTED[2].prompt)
         assert luce.stats().invariant_violations == 0
+
+
+@pytest.mark.parametrize("begin", ["auto", "auto:table"])
+def test_hot_experts_are_learned_while_it_answers(
+    path: Path, server: RpcServer, routes: Path, expected: list[Completion], begin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Swaps all the time, at any speed; answers stay the same, and what was learned is resident again after a park."""
+    monkeypatch.setattr(swapping, "PROPOSE_EVERY_S", 0.0)
+    options = {
+        "expert_placement": begin.replace("table", str(routes)),
+        "expert_budget_mib": 1,
+        "expert_swap_mib_s": 1e6,
+    }
+    with load(path, server, prefix_cache_mib=0, **options) as luce:
+        first = luce._engine._core.resources.runner.hot_experts  # type: ignore[attr-defined]
+        for one, answer in zip([Running(luce, one) for one in WANTED], expected, strict=True):
+            assert same(one.result(), answer)
+        report = luce.memory_report()["experts"]
+        assert isinstance(report, dict) and 0 < report["coverage"] < 1
+        learned = luce._engine._core.resources.runner.hot_experts  # type: ignore[attr-defined]
+        assert learned.n_hot == first.n_hot
+        if begin == "auto":  # a table weighs more than these few rows
+            assert report["swaps"] > 3 and learned != first
+        assert luce.park() and luce.unpark()
+        assert luce._engine._core.resources.runner.hot_experts == learned  # type: ignore[attr-defined]
+        assert same(Running(luce, WANTED[1]).result(), expected[1])
 
 
 def test_prompts_in_streams(path: Path, server: RpcServer, tmp_path: Path) -> None:
