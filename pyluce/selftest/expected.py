@@ -37,6 +37,8 @@ RULES: Final = (
     Rule(GPU, r"qsa_attn", r"float32 .*", r"scalar f32"),
     Rule(HOPPER, r"gdn", r".* heads of 128", r"rows in clusters"),
     Rule(GPU, r"gdn", r".*", r"chunk scan"),
+    Rule(HOPPER, r"mul_mat (Q8_0|IQ4_NL) row", r"2560x640", r"row ring"),
+    Rule(HOPPER, r"mul_mat_id (Q8_0|IQ4_NL) row", r"2560x16x512 .*", r"row ring"),
     Rule(GPU, r"mul_mat F32 chunk", r".*", r"chunk dense of two terms"),
     Rule(GPU, r"mul_mat (Q|IQ|F16|BF16).* chunk", r".*", r"chunk (dense of widened|tile.*)"),
     Rule(GPU, r"mul_mat_id F32 chunk", r".*", r"chunk f32 experts"),

@@ -222,12 +222,30 @@ luce_mmv_path luce_mmv_path_of(const luce_job & job) {
     }
 }
 
+int luce_ring_lanes(ggml_type type, int k, int * values, int n_max) {
+    const int otherwise = lanes_of(type, k);
+    if (is_float(type)) {
+        values[0] = otherwise;
+        return n_max > 0 ? 1 : 0;
+    }
+    const int n_unit = k / (type == GGML_TYPE_Q8_0 ? 32 : 64);
+    int n = 0;
+    for (int lanes = std::max(1, otherwise / 4); lanes <= 32 && (lanes <= otherwise || lanes <= n_unit); lanes *= 2) {
+        if (n < n_max) {
+            values[n] = lanes;
+        }
+        n++;
+    }
+    return n;
+}
+
 void luce_launch_ring(ggml_backend_cuda_context & ctx, luce_jobs & jobs, int n_row) {
     const int n_sm = limits_of(ctx.device, 1).n_block;
     for (int j = 0; j < jobs.n_job; j++) {
         luce_job & job = jobs.job[j];
         job.n_sub = job.epilogue == LUCE_SWIGLU ? 2 : job.epilogue == LUCE_HC_MIX ? job.n_stream : 1;
-        job.lanes = lanes_of(job.type, job.k);
+        const int choice = luce_mmv_choice(ctx.device, job);
+        job.lanes = choice > 0 && choice <= 32 ? choice : lanes_of(job.type, job.k);
         job.wide  = luce_mmv_path_of(job) == LUCE_MMV_WIDE;
     }
     const int n_col = columns_of(jobs, n_row, ctx.device);

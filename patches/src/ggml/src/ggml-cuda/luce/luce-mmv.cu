@@ -2,6 +2,7 @@
 //
 // Copyright (c) 2026 the pyluce authors. MIT licence.
 #include "luce-mmv.cuh"
+#include "luce-tune.cuh"
 
 #include "ggml-backend.h"
 #include "ggml-luce-path.h"
@@ -34,6 +35,7 @@ luce_job luce_job_of(const ggml_tensor * dst) {
     job.type     = w->type;
     job.k        = (int) w->ne[0];
     job.m        = (int) w->ne[1];
+    job.m_all    = (int) w->ne[1];
     job.n_used   = ids ? (int) ids->ne[0] : 1;
     job.n_expert = ids ? (int) w->ne[2] : 1;
     job.epilogue = LUCE_STORE;
@@ -91,6 +93,37 @@ bool has_other(const luce_job * jobs, const bool * done, int n_job) {
 
 } // namespace
 
+int luce_mmv_choice(int device, const luce_job & job) {
+    return luce_tune_of(device, LUCE_TUNE_ROW, job.type, job.k, job.m_all, job.ids ? job.n_used : 0, 0, 0);
+}
+
+int luce_mmv_candidates(int device, ggml_type type, int64_t k, int64_t m, int64_t n_used, int * values, int n_max) {
+    GGML_UNUSED(device);
+    if (!luce_mmv_supports_type(type) || k % 32 != 0 || k > INT32_MAX / 8) {
+        return 0;
+    }
+    luce_job job = {};
+    job.type     = type;
+    job.k        = (int) k;
+    job.m        = (int) m;
+    job.w_row    = (int64_t) ggml_row_size(type, k);
+    job.w_expert = job.w_row * m;
+    const int32_t pick = 0;
+    job.ids      = n_used > 0 ? &pick : nullptr;
+    if (luce_mmv_path_of(job) != LUCE_MMV_GENERAL) {
+        return luce_ring_lanes(type, job.k, values, n_max);
+    }
+    const int n_step = job.k / (ggml_is_quantized(type) ? 256 : 128);
+    int n = 0;
+    for (int split = 1; split <= WARPS && (split == 1 || n_step >= split); split *= 2) {
+        if (n < n_max) {
+            values[n] = LUCE_TUNE_GENERAL + split;
+        }
+        n++;
+    }
+    return n;
+}
+
 void luce_launch_jobs(ggml_backend_cuda_context & ctx, luce_job * jobs, int n_job, int n_row) {
     GGML_ASSERT(n_job <= LUCE_MAX_JOBS);
     const auto & device = ggml_cuda_info().devices[ctx.device];
@@ -104,7 +137,8 @@ void luce_launch_jobs(ggml_backend_cuda_context & ctx, luce_job * jobs, int n_jo
             continue;
         }
         jobs[j].n_task = n_task(jobs[j]);
-        jobs[j].split  = split_of(jobs[j], device.nsm);
+        const int choice = luce_mmv_choice(ctx.device, jobs[j]);
+        jobs[j].split  = choice > LUCE_TUNE_GENERAL ? choice - LUCE_TUNE_GENERAL : split_of(jobs[j], device.nsm);
     }
     if (ring.n_job > 0) {
         ggml_luce_path("row ring");

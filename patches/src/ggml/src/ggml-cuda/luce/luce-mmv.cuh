@@ -31,6 +31,7 @@ struct luce_job {
     int64_t         xn_row;
     ggml_type       type;
     int             k, m;        // m: values that are stored for a row
+    int             m_all;       // rows of the matrix
     int             n_used;      // picks of a row, 1 when dense
     int             n_expert;    // with ids: an id outside 0 .. n_expert - 1 is no pick here, and its values are zero
     int             n_stream;    // LUCE_HC_MIX
@@ -90,6 +91,13 @@ enum luce_mmv_path {
 };
 
 luce_mmv_path luce_mmv_path_of(const luce_job & job);
+
+// The table's choice for a job (luce-tune.cuh): lanes that share a row of the ring, or LUCE_TUNE_GENERAL + warps that share a task of the
+// general kernel; 0 where it has none.
+constexpr int LUCE_TUNE_GENERAL = 64;
+int luce_mmv_choice(int device, const luce_job & job);
+// lanes that the ring may share a row of this type and length by, how many, the default among them
+int luce_ring_lanes(ggml_type type, int k, int * values, int n_max);
 
 // jobs of luce_mmv_path RING and WIDE, of any types, in one launch
 void luce_launch_ring(ggml_backend_cuda_context & ctx, luce_jobs & jobs, int n_row);

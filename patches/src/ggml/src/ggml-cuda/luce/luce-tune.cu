@@ -33,17 +33,6 @@ bool known(int device, int kind, int type, int64_t k, int64_t m, int64_t n_used,
 
 } // namespace
 
-int luce_mmv_candidates(int device, ggml_type type, int64_t k, int64_t m, int64_t n_used, int * values, int n_max) {
-    GGML_UNUSED(device);
-    GGML_UNUSED(type);
-    GGML_UNUSED(k);
-    GGML_UNUSED(m);
-    GGML_UNUSED(n_used);
-    GGML_UNUSED(values);
-    GGML_UNUSED(n_max);
-    return 0; // none yet
-}
-
 int64_t luce_tune_rows(int64_t rows) {
     int64_t n = 16;
     while (n < rows) {

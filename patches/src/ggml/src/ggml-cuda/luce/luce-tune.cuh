@@ -8,7 +8,7 @@
 #include <cstdint>
 
 enum luce_tune_kind {
-    LUCE_TUNE_ROW = 0, // a row product: warps or lanes that share a row of weights; bits depend on it, so it is never one of `rows`
+    LUCE_TUNE_ROW = 0, // a row product: lanes or warps that share a row of weights (luce-mmv.cuh); bits depend on it, so it is never one of `rows`
     LUCE_TUNE_CHUNK,   // a chunk product: luce_tune_chunk, for up to `rows` columns; bits do not depend on it
     LUCE_TUNE_KIND_COUNT,
 };
