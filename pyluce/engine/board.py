@@ -61,8 +61,7 @@ class Board:
         """Show the numbers as they are. `slots`: each one's request and place in the schedule, None for a free one."""
         now = self._heartbeat = self._clock()
         shown = tuple(_slot_stats(slot, now) for slot in slots)
-        made = self.counters.snapshot(now, shown, self._memory, self._gate.max_queue)
-        self._published = replace(made, speculation=self._speculation())
+        self._published = self.counters.snapshot(now, shown, self._memory, self._gate.max_queue, self._speculation())
 
     def ask_memory(self, runner: Runner[Any]) -> None:
         """Renew the memory report."""

@@ -167,7 +167,12 @@ class Counters:
         self._generated_rate.add(now, 1)
 
     def snapshot(
-        self, now: float, slots: tuple[SlotStats, ...], memory: Mapping[str, object], max_queue: int
+        self,
+        now: float,
+        slots: tuple[SlotStats, ...],
+        memory: Mapping[str, object],
+        max_queue: int,
+        speculation: SpecStats | None = None,
     ) -> EngineStats:
         """All of it at one moment."""
         return EngineStats(
@@ -183,6 +188,7 @@ class Counters:
             decode_steps=self.decode_steps,
             decode_rows=self.decode_rows,
             prefill_chunks=self.prefill_chunks,
+            speculation=speculation,
             invariant_violations=self.violations,
             prompt_tokens_per_second=self._prompt_rate.rate(now),
             generated_tokens_per_second=self._generated_rate.rate(now),

@@ -128,6 +128,10 @@ class InputWriter:
         if self._staging is not None:
             self._staging.computed()
 
+    def may_wait(self, graph: StepGraph) -> bool:
+        """`pad_next` and `write_sent` are possible for this graph."""
+        return graph.tensors.whole is not None and self._row_staging is not None and self._row_staging.is_locked
+
     def pad_next(self, graph: StepGraph) -> None:
         """Write padding into the inputs that the next step of this graph of few rows will have."""
         into = self._arrays(graph, 1 - self._row_block)

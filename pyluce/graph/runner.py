@@ -277,7 +277,7 @@ class TrunkRunner:
         self._graphs.reconnect()
         graph = self._start_rows(groups, len(wants_logits))
         asked = self._results.ask(graph, wants_logits)
-        if self._early is not None and asked.places is not None and graph.tensors.whole is not None:
+        if self._early is not None and asked.places is not None and self._inputs.may_wait(graph):
             self._early.launch_next(graph)
         self._launched()
         found = self._results.rows(asked)

@@ -7,6 +7,7 @@ choice, since a row's bits must not depend on how many there are; chunk products
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -18,7 +19,7 @@ from pyluce.native import ggml, luce
 from pyluce.native.backend import Backend, BackendBuffer, GraphAllocator
 from pyluce.native.ggml import GGMLType
 from pyluce.native.luce import Phase
-from pyluce.native.tensors import Graph, TensorArena, tensor_set
+from pyluce.native.tensors import Graph, TensorArena, set_name, tensor_set
 from pyluce.native.tune import SMALLEST_ROWS, TuneKind
 from pyluce.tuning.apply import Choices, Site
 from pyluce.tuning.products import Product
@@ -35,6 +36,8 @@ ROUNDS: Final = 5
 REPLAYS: Final = 3
 MARGIN: Final = 0.02
 """What a candidate must gain over the default to replace it: less is noise."""
+_number = itertools.count()
+"""In the names of nodes: a device takes a graph that looks like one before for that, and replays what it captured then, choices and all."""
 FILL: Final = 0x22
 """The byte that weights are made of: small positive numbers in every type."""
 
@@ -110,6 +113,7 @@ class ProductTimer:
                 else:
                     node = ggml.ggml_mul_mat(arena.ptr, weight, self._x)
                 luce.ggml_luce_set_phase(node, self._phase)
+                set_name(node, f"timed {next(_number)}")
                 graph.expand(node)
                 between = luce.ggml_luce_silu_scale(arena.ptr, self._between, 1.0)
                 assert between is not None

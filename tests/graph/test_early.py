@@ -125,6 +125,7 @@ def streamed(monkeypatch: pytest.MonkeyPatch, eager: bool) -> Iterator[Gate]:
         patch.setattr(Backend, "start", lambda *a: stream.add(lambda: start(*a)))
         patch.setattr(Backend, "fetch", lambda *a: stream.add(lambda: fetch(*a)))
         patch.setattr(Backend, "wait", wait)
+        patch.setattr(Staging, "is_locked", True)
         patch.setattr(ModelFile, "attach_draft", lambda self, embedding: attach(self, embedding=True))
         patch.setattr(module.StreamGate, "for_backend", lambda backend: gate)
         patch.setattr(module, "BackendEvent", lambda backend: Event(stream))
@@ -306,6 +307,13 @@ def test_closing_opens_the_gate(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
                 runner.decode_rows([(state, 5)], [False])
             assert gate.is_shut
         assert not gate.is_shut and not gate.stream.queue
+
+
+def test_nothing_waits_where_memory_may_be_read_too_early(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with streamed(monkeypatch, eager=False):
+        monkeypatch.setattr(Staging, "is_locked", False)
+        _, counts = walk(path, OPTIONS)
+    assert counts == (0, 0)
 
 
 def test_the_cpu_has_no_gate() -> None:
