@@ -104,7 +104,7 @@ def device_times(runner: TrunkRunner) -> dict[str, float]:
 
     The inputs go along: a step uses their memory for other things when it has read them.
     """
-    graph, backend, inputs = runner._recent, runner._backend, runner._inputs
+    graph, backend, inputs = runner._graphs.recent, runner._backend, runner._inputs
     assert graph is not None
     runner._abandon()
     arrays = inputs._arrays(graph, inputs._place(graph)[1])

@@ -18,7 +18,7 @@ from buildtools.report import BuildError, Report, log_tail
 
 BACKENDS = ("cpu", "cuda", "hip")
 DEFAULT_ARCH = {"cpu": "", "cuda": "90a", "hip": "gfx1151;gfx1201"}
-LIBRARIES = ("libggml-base.so", "libggml-cpu.so", "libggml.so", "libllama.so")
+LIBRARIES = ("libggml-base.so", "libggml-cpu.so", "libggml-rpc.so", "libggml.so", "libllama.so")
 BENCH_PROGRAM = "llama-bench"
 CONFIGURE_NAME = "luce-configure.json"
 COMPILER_VARIABLES = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS", "CUDACXX", "CUDAFLAGS", "HIPCXX", "HIPFLAGS")
@@ -30,6 +30,8 @@ COMMON_SETTINGS = {
     "CMAKE_BUILD_WITH_INSTALL_RPATH": "ON",
     "CMAKE_INSTALL_RPATH": "$ORIGIN",
     "GGML_BACKEND_DL": "OFF",
+    "GGML_RPC": "ON",
+    "GGML_RPC_RDMA": "OFF",
     "LLAMA_OPENSSL": "OFF",
     "LLAMA_BUILD_TESTS": "OFF",
     "LLAMA_BUILD_EXAMPLES": "OFF",

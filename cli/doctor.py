@@ -17,6 +17,7 @@ from rich.table import Table
 
 from pyluce import __version__
 from pyluce.native import stamp
+from pyluce.native.devices import parse_device
 from pyluce.native.errors import NativeError
 from pyluce.native.library import build_command, find_directory
 from pyluce.options import DEFAULT_MODEL, available_cpus
@@ -57,21 +58,44 @@ class BackendState:
 )
 @click.option("--device", metavar="cpu|cuda:N|hip:N", help="Where --selftest runs.  [default: cpu]")
 @click.option("--quick", is_flag=True, help="With --selftest: small sizes only, without the real model's.")
-def doctor(as_json: bool, with_selftest: bool, device: str | None, quick: bool) -> int:
+@click.option(
+    "--rpc",
+    "servers",
+    multiple=True,
+    metavar="HOST:PORT",
+    help="Ask a `luce rpc-server` for its device, too; repeatable.",
+)
+def doctor(as_json: bool, with_selftest: bool, device: str | None, quick: bool, servers: tuple[str, ...]) -> int:
     """Say what was built, which devices exist and what is missing. Exits with 1 when no model can be run."""
+    for server in servers:
+        try:
+            parse_device(f"rpc:{server}")
+        except ValueError:
+            raise click.UsageError(f"--rpc: expected HOST:PORT, found {server!r}") from None
     if with_selftest:
+        if servers:
+            raise click.UsageError("--rpc: expected without --selftest")
         from cli.selftest import selftest
 
         return selftest(device or "cpu", as_json, quick)
     if device is not None or quick:
         raise click.UsageError(f"{'--device' if device is not None else '--quick'}: expected --selftest with it")
-    states = [examine(name) for name in BACKENDS]
+    states = [examine(name) for name in BACKENDS] + [examine_server(server) for server in servers]
     model = DEFAULT_MODEL if DEFAULT_MODEL.is_file() else None
     if as_json:
         click.echo(json.dumps(as_document(states, model)))
     else:
         show(states, model)
-    return 0 if any(state.usable for state in states) else 1
+    return 0 if any(state.usable and state.name in BACKENDS for state in states) else 1
+
+
+def examine_server(server: str) -> BackendState:
+    """Ask a server for its device."""
+    try:
+        find_directory("cpu")
+    except NativeError:
+        return BackendState(f"rpc:{server}", True, "it cannot be asked without the CPU libraries")
+    return _probe(f"rpc:{server}", None)
 
 
 def examine(name: str) -> BackendState:
@@ -82,6 +106,10 @@ def examine(name: str) -> BackendState:
         find_directory(name)
     except NativeError:
         return BackendState(name, built=False, lacks=lacks)
+    return _probe(name, lacks)
+
+
+def _probe(name: str, lacks: str | None) -> BackendState:
     command = [sys.executable, "-m", "cli.probe", name]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
@@ -150,7 +178,7 @@ def show(states: list[BackendState], model: Path | None) -> None:
             click.echo(f"  CPU features: {', '.join(features) or 'none reported'}")
     rows = [
         (
-            f"{device.get('device') or device['name']} ({state.name})",
+            f"{device.get('device') or device['name']}{f' ({state.name})' if state.name in BACKENDS else ''}",
             device["description"],
             device.get("architecture") or "-",
             device["kind"],

@@ -19,6 +19,7 @@ from cli.plan import plan
 from cli.profile import profiles
 from cli.props import props
 from cli.routes import routes
+from cli.rpc_server import rpc_server
 from cli.run import run
 from cli.top import top
 from cli.tune import tune
@@ -43,6 +44,7 @@ luce.add_command(unpark)
 luce.add_command(hash_command)
 luce.add_command(doctor)
 luce.add_command(plan)
+luce.add_command(rpc_server)
 luce.add_command(tune)
 luce.add_command(profiles)
 luce.add_command(routes)

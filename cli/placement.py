@@ -7,6 +7,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from pyluce.options import MAX_STREAMS
 from pyluce.placement.hot import DEFAULT_BUDGET_MIB
 from pyluce.placement.learner import DEFAULT_SWAP_MIB_S
 from pyluce.placement.options import MAX_BUDGET_MIB
@@ -52,16 +53,25 @@ PLACEMENT_FLAGS = (
         show_envvar=True,
         help=f"With auto: MiB a second that may be copied to the device.  [default: {DEFAULT_SWAP_MIB_S}]",
     ),
+    click.option(
+        "--prompt-streams",
+        type=click.IntRange(1, MAX_STREAMS),
+        default=1,
+        show_default=True,
+        envvar="LUCE_PROMPT_STREAMS",
+        show_envvar=True,
+        help="With --expert-device: chunks of a prompt that are computed at the same time, so that both devices have work.",
+    ),
 )
 
-_NAMES = ("expert_device", "expert_placement", "expert_budget_mib", "expert_swap_mib_s")
+_NAMES = ("expert_device", "expert_placement", "expert_budget_mib", "expert_swap_mib_s", "prompt_streams")
 
 
 def take_placement(given: dict[str, Any]) -> dict[str, Any]:
     """Take the values of these flags out of `given`, as fields of LoadOptions.
 
-    What a profile says about hot experts does not apply when a flag took its expert device away, nor do a budget and a limit
-    in the environment, which are there for other runs, where no expert is hot.
+    What a profile says about hot experts and streams does not apply when a flag took its expert device away, nor do a budget, a limit
+    and streams in the environment, which are there for other runs.
     """
     values = {name: given.pop(name) for name in _NAMES}
     source = click.get_current_context().get_parameter_source
@@ -74,4 +84,7 @@ def take_placement(given: dict[str, Any]) -> dict[str, Any]:
         needed = values["expert_device"] if name == "expert_placement" else values["expert_placement"]
         if needed is None and source(name) in sources:
             values[name] = None
+    inherited = (ParameterSource.DEFAULT_MAP, ParameterSource.ENVIRONMENT)
+    if values["expert_device"] is None and source("prompt_streams") in inherited:
+        values["prompt_streams"] = 1
     return values

@@ -1,4 +1,4 @@
-"""`python -m cli.probe BACKEND`: load one backend's libraries and print what they see, as JSON.
+"""`python -m cli.probe BACKEND`: load one backend's libraries and print what they see, as JSON. BACKEND may be `rpc:HOST:PORT`.
 
 `luce doctor` runs it as a process of its own, because a broken driver ends the process that touches it.
 """
@@ -14,8 +14,11 @@ from typing import Any
 def probe(backend: str) -> dict[str, Any]:
     """The stamp, the folder, the devices and the CPU features of one backend's libraries. Raises NativeError."""
     from pyluce.native import load_libraries
-    from pyluce.native.devices import cpu_features, list_devices
+    from pyluce.native.devices import cpu_features, describe_remote, list_devices
 
+    if backend.startswith("rpc:"):
+        remote = describe_remote(backend)
+        return {"devices": [{**asdict(remote), "kind": "rpc"}]}
     libraries = load_libraries(backend)
     return {
         "directory": str(libraries.directory),

@@ -13,11 +13,12 @@ from pyluce.graph import RunnerOptions, TrunkRunner
 from pyluce.keeping import keep_model, lock_cache_dir
 from pyluce.luce import LoadedModel, ModelInfo, Progress
 from pyluce.memory.experts import route_shape
-from pyluce.memory.load import plan_load, runner_options
+from pyluce.memory.load import hot_experts, hot_learner, plan_load, runner_options
 from pyluce.memory.planner import PlanError
 from pyluce.native.sampler import SamplerChain
 from pyluce.native.vocabulary import Vocabulary
 from pyluce.options import DEFAULT_MODEL, LoadOptions, OptionError
+from pyluce.placement.learner import HotLearner
 from pyluce.placement.recorder import RouteRecorder
 from pyluce.placement.table_file import RoutesError
 from pyluce.spec.speculator import Speculator
@@ -35,7 +36,6 @@ def load_engine(path: Path, options: LoadOptions, progress: Progress | None) -> 
     caller was interrupted meanwhile.
     """
     check_model_path(path)
-    refuse_split(options)
     loaded: list[LoadedModel] = []
 
     def open_core(check_interrupted: Callable[[], None]) -> ParkingCore[SequenceState]:
@@ -49,15 +49,6 @@ def load_engine(path: Path, options: LoadOptions, progress: Progress | None) -> 
         return core
 
     return Engine(open_core), loaded[0]
-
-
-def refuse_split(options: LoadOptions) -> None:
-    """Raise OptionError: experts on a second device are planned, and not run yet."""
-    if options.expert_device is not None:
-        raise OptionError(
-            f"expert_device: expected none, as this version runs no model on two devices, found {options.expert_device}; "
-            "`luce plan` and `luce run --dry-run` say what it would take"
-        )
 
 
 def check_model_path(path: Path) -> None:
@@ -82,25 +73,35 @@ class OpenedModel:
     speculation: Speculation
 
 
-def open_runner(path: Path, options: LoadOptions, report: Progress, routes: RouteRecorder | None = None) -> OpenedModel:
+def open_runner(
+    path: Path,
+    options: LoadOptions,
+    report: Progress,
+    routes: RouteRecorder | None = None,
+    learner: HotLearner | None = None,
+) -> OpenedModel:
     """Load weights and state, sized for the memory that is free now: at the start, and again after a park.
 
-    `routes` counts the picks of experts.
+    `routes` counts the picks of experts; `learner`: what hot experts follow, and begin with.
 
     Raises OptionError, ModelError or NativeError, with nothing left behind.
     """
     with open_model(path, draft=options.draft) as model_file:
         warnings = list(model_file.warnings)
+        if options.expert_device is not None and options.device == "cpu" and options.repack:
+            options = replace(options, repack=False)
+            warnings.append("repack: off, as the expert device has its experts as they are in the file")
         speculation = choose_speculation(model_file, options)
         if speculation.uses_head:
             model_file.attach_draft(embedding=options.device != "cpu")
         try:
             plan = plan_load(model_file, options, speculation)
-        except PlanError as error:
+            hot = learner.hot if learner is not None else hot_experts(model_file, options)
+        except (PlanError, RoutesError) as error:
             raise OptionError(str(error)) from error
     warnings += plan.warnings
     try:
-        runner = TrunkRunner(path, runner_options(plan, options), report, routes)
+        runner = TrunkRunner(path, runner_options(plan, options, hot), report, routes, learner)
     except TuneError as error:
         raise OptionError(f"tune: {error}") from error
     return OpenedModel(runner, plan.request.n_ctx, plan.prefix_cache_bytes, warnings, speculation)
@@ -110,9 +111,10 @@ def _open(path: Path, options: LoadOptions, report: Progress) -> tuple[ParkingCo
     with ExitStack() as stack:
         lock = lock_cache_dir(options, stack)
         routes = _open_recorder(path, options, stack)
-        opened = open_runner(path, options, report, routes)
+        learner = _open_learner(path, options)
+        opened = open_runner(path, options, report, routes, learner)
         runner, n_ctx, warnings = opened.runner, opened.n_ctx, opened.warnings
-        keeper = keep_model(runner, lock, options, partial(_open_again, path, options, routes))
+        keeper = keep_model(runner, lock, options, partial(_open_again, path, options, routes, learner))
         stack.callback(keeper.close)
         warnings += keeper.warnings
         hparams = runner.hparams
@@ -142,7 +144,7 @@ def _open(path: Path, options: LoadOptions, report: Progress) -> tuple[ParkingCo
             tuning=runner.tuned.tuning,
         )
         new_chain = partial(SamplerChain, hparams.n_vocab)
-        resources = Resources(runner, tokenizer, new_chain, n_ctx, runner.options.chunk_tokens)
+        resources = Resources(runner, tokenizer, new_chain, n_ctx, runner.options.chunk_tokens, options.prompt_streams)
         owners = ExitStack()
         core = BatchCore(
             resources,
@@ -179,12 +181,26 @@ def _open_recorder(path: Path, options: LoadOptions, stack: ExitStack) -> RouteR
     return recorder
 
 
+def _open_learner(path: Path, options: LoadOptions) -> HotLearner | None:
+    """What the hot experts follow, as long as the model is served; None unless they are learned. Raises OptionError."""
+    with open_model(path, whole=False) as file:
+        try:
+            return hot_learner(file, options)
+        except RoutesError as error:
+            raise OptionError(str(error)) from error
+
+
 def _open_again(
-    path: Path, options: LoadOptions, routes: RouteRecorder | None, before: RunnerOptions, report: Progress
+    path: Path,
+    options: LoadOptions,
+    routes: RouteRecorder | None,
+    learner: HotLearner | None,
+    before: RunnerOptions,
+    report: Progress,
 ) -> TrunkRunner:
     """The model after a park: with the context and the chunks that its kept states were computed with."""
     same = replace(options, max_ctx=before.n_ctx, chunk=before.chunk_tokens, tune=before.tune)
-    return open_runner(path, same, report, routes).runner
+    return open_runner(path, same, report, routes, learner).runner
 
 
 def _template(tokenizer: Tokenizer, vocabulary: Vocabulary, options: LoadOptions) -> ChatTemplate | None:

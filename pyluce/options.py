@@ -21,6 +21,7 @@ CHUNK_UNIT: Final = 16
 MAX_CHUNK: Final = 32768
 MAX_CONCURRENCY: Final = 64
 MAX_QUEUE: Final = 4096
+MAX_STREAMS: Final = 4
 DEFAULT_MODEL: Final = Path(__file__).resolve().parent / "data" / "luce-tiny.gguf"
 
 
@@ -44,6 +45,7 @@ class LoadOptions:
     * verify_width: rows verified at once, the next token and its drafts: 0 adaptive, 1 no drafts at all, 2 to 8 fixed.
     * draft: a file with the draft head, instead of the model's own or of one found beside it.
     * expert_device, expert_placement, expert_budget_mib, expert_swap_mib_s: see `PlacementOptions`.
+    * prompt_streams: chunks of a prompt that are computed at the same time on two devices, 1 to 4, each with graph memory of its own.
     * collect_routing: a file where picks of experts are counted while the model runs.
     * chat_template: a template to use instead of the file's.
     * max_concurrency: requests computed at once, 1 to 64; their state is allocated at the start.
@@ -87,6 +89,7 @@ class LoadOptions:
     expert_placement: str | None = None
     expert_budget_mib: int | None = None
     expert_swap_mib_s: float | None = None
+    prompt_streams: int = 1
     collect_routing: Path | None = None
 
     def __post_init__(self) -> None:
@@ -131,6 +134,9 @@ class LoadOptions:
         if self.park_reset and self.device == "cpu" and self.expert_device is None:
             raise OptionError("park_reset: expected a GPU as device, found cpu")
         _check_integer("max_queue", self.max_queue, 0, MAX_QUEUE)
+        _check_integer("prompt_streams", self.prompt_streams, 1, MAX_STREAMS)
+        if self.prompt_streams > 1 and self.expert_device is None:
+            raise OptionError(f"prompt_streams: expected 1 without an expert_device, found {self.prompt_streams}")
         if isinstance(self.prefill_share, bool) or not isinstance(self.prefill_share, (int, float)):
             raise OptionError(f"prefill_share: expected a number, found {type(self.prefill_share).__name__}")
         if not 0.0 <= self.prefill_share <= 1.0:

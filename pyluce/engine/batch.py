@@ -63,7 +63,7 @@ class BatchCore(Generic[S]):
         self._clock = clock
         self._decoder = Decoder(speculator, clock)
         self._gate = AdmissionGate(n_slots, max_queue, clock)
-        self._scheduler = Scheduler(n_slots, prefill_share)
+        self._scheduler = Scheduler(n_slots, prefill_share, resources.prompt_streams)
         self._tickets: dict[int, Ticket] = {}  # in the queue or in a slot
         self._live: dict[int, Live[S]] = {}
         self._outbox: list[tuple[Ticket, Event]] = []
@@ -94,7 +94,7 @@ class BatchCore(Generic[S]):
         """Queue a request."""
         request = ticket.request
         chunks = chunk_bounds(len(request.prompt), self.resources.chunk_tokens, request.cuts)
-        self._scheduler.submit(ticket.id, chunks)
+        self._scheduler.submit(ticket.id, chunks, request.cuts)
         self._tickets[ticket.id] = ticket
 
     def step(self) -> bool:

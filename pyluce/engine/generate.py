@@ -117,13 +117,17 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Resources(Generic[S]):
-    """What a generation works with: the trunk, its context size and chunk grid in tokens, the vocabulary, new sampler chains."""
+    """What a generation works with: the trunk, its context size and chunk grid in tokens, the vocabulary, new sampler chains.
+
+    prompt_streams: chunks of a prompt that the trunk computes at once.
+    """
 
     runner: Runner[S]
     tokens: TokenTable
     new_chain: Callable[[], Chain]
     n_ctx: int
     chunk_tokens: int
+    prompt_streams: int = 1
 
     def check(self, request: GenerationRequest) -> int:
         """The number of tokens to generate at most. Raises RequestError for a request that can never be served."""

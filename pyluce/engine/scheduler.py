@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pyluce.engine.plan import Admission, Chunk, Plan, StepResult
@@ -31,10 +31,14 @@ class Phase(enum.Enum):
 
 @dataclass(slots=True)
 class ScheduledSequence:
-    """A sequence's place in the schedule. `chunks`: the bounds of its prompt's chunks, a function of its own tokens only."""
+    """A sequence's place in the schedule. `chunks`: the bounds of its prompt's chunks, a function of its own tokens only.
+
+    `stops`: ends of chunks at which the runner has to be asked for the state.
+    """
 
     number: int
     chunks: tuple[tuple[int, int], ...]
+    stops: frozenset[int] = frozenset()
     phase: Phase = Phase.QUEUED
     slot: int | None = None
     chunks_done: int = 0
@@ -49,10 +53,18 @@ class ScheduledSequence:
         """Tokens of the prompt that are computed."""
         return self.chunks[self.chunks_done - 1][1] if self.chunks_done else 0
 
-    def next_chunk(self) -> Chunk:
-        """The chunk that comes next."""
-        begin, end = self.chunks[self.chunks_done]
+    def next_chunk(self, done: int, n_streams: int) -> Chunk:
+        """What comes after `done` chunks: as many as a runner computes at once, up to a stop."""
+        begin, end = self.chunks[done]
+        for _, further in self.chunks[done + 1 : done + n_streams]:
+            if end in self.stops:
+                break
+            end = further
         return Chunk(self.number, begin, end, last=end == self.prompt_length)
+
+    def n_chunks(self, chunk: Chunk) -> int:
+        """How many of the prompt's chunks a planned one is."""
+        return sum(chunk.begin <= begin and end <= chunk.end for begin, end in self.chunks)
 
 
 class Scheduler:
@@ -62,10 +74,12 @@ class Scheduler:
     `plan` and `commit`. Numbers grow with the order of arrival.
     """
 
-    def __init__(self, n_slots: int, prefill_share: float) -> None:
+    def __init__(self, n_slots: int, prefill_share: float, prompt_streams: int = 1) -> None:
+        """`prompt_streams`: consecutive chunks of a prompt that are planned as one, for a runner that computes them at once."""
         if not 0.0 <= prefill_share <= 1.0:
             raise ValueError(f"prefill_share: expected 0 to 1, found {prefill_share}")
         self._share = prefill_share
+        self._streams = prompt_streams
         self._debt_s = 0.0  # what prompts still owe; below 0 the rest of the row step that paid it off
         self._slots = SlotTable(n_slots)
         self._sequences: dict[int, ScheduledSequence] = {}
@@ -92,14 +106,14 @@ class Scheduler:
         """A sequence that was submitted and not retired."""
         return self._sequences.get(number)
 
-    def submit(self, number: int, chunks: Sequence[tuple[int, int]]) -> None:
-        """Queue a sequence. `chunks`: consecutive bounds (begin, end) from 0 on."""
+    def submit(self, number: int, chunks: Sequence[tuple[int, int]], stops: Iterable[int] = ()) -> None:
+        """Queue a sequence. `chunks`: consecutive bounds (begin, end) from 0 on; `stops`: ends that no planned chunk goes beyond."""
         ends = [0, *(end for _, end in chunks)]
         if not chunks or [begin for begin, _ in chunks] != ends[:-1] or any(b >= e for b, e in chunks):
             raise ValueError(f"sequence {number}: expected consecutive chunks from 0 on, found {list(chunks)}")
         if number in self._sequences or (self._queue and number < self._queue[-1]):
             raise ValueError(f"sequence {number}: expected a new number, larger than those before")
-        self._sequences[number] = ScheduledSequence(number, tuple(chunks))
+        self._sequences[number] = ScheduledSequence(number, tuple(chunks), frozenset(stops))
         self._queue.append(number)
 
     def admit(self) -> Admission | None:
@@ -130,24 +144,24 @@ class Scheduler:
         """The next step. Changes nothing."""
         chunk = None
         if self._prefilling and self._prefill_allowed():
-            chunk = self._sequences[self._prefilling[0]].next_chunk()
+            sequence = self._sequences[self._prefilling[0]]
+            chunk = sequence.next_chunk(sequence.chunks_done, self._streams)
         return Plan(tuple(self._decoding), chunk)
 
     def after(self, chunk: Chunk) -> Chunk | None:
         """The chunk that is planned after this one if nobody comes or goes; None if there is none."""
         for number in [*self._prefilling, *list(self._prefilling)[:1]][1:]:
             sequence = self._sequences[number]
-            done = sequence.chunks_done + (number == chunk.sequence)
+            done = sequence.chunks_done + (sequence.n_chunks(chunk) if number == chunk.sequence else 0)
             if done < len(sequence.chunks):
-                begin, end = sequence.chunks[done]
-                return Chunk(number, begin, end, last=end == sequence.prompt_length)
+                return sequence.next_chunk(done, 1)
         return None
 
     def commit(self, result: StepResult) -> None:
         """The step was carried out; sequences that were retired meanwhile are passed over."""
         chunk = result.plan.prefill
         if chunk is not None and chunk.sequence in self._sequences:
-            self._advance(self._sequences[chunk.sequence])
+            self._advance(self._sequences[chunk.sequence], chunk)
         if result.plan.decode:
             paid_s = self._share * result.decode_s
             self._debt_s = max(-paid_s, self._debt_s - paid_s + (1.0 - self._share) * result.prefill_s)
@@ -200,8 +214,8 @@ class Scheduler:
         if not self._decoding:
             self._debt_s = 0.0
 
-    def _advance(self, sequence: ScheduledSequence) -> None:
-        sequence.chunks_done += 1
+    def _advance(self, sequence: ScheduledSequence, chunk: Chunk) -> None:
+        sequence.chunks_done += sequence.n_chunks(chunk)
         self._prefilling.remove(sequence.number)
         if sequence.chunks_done < len(sequence.chunks):
             self._prefilling.append(sequence.number)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyluce.graph.arrays import GraphInputs
-from pyluce.graph.layers import AttentionWeights, GdnWeights, MixWeights, MoeWeights, PleWeights
+from pyluce.graph.layers import AttentionWeights, GdnWeights, MixWeights, MoeWeights, PleWeights, RoutedWeights
 from pyluce.graph.ops import GraphScope
 from pyluce.native import ggml, luce
 from pyluce.native.luce import ATTN_PHASE_PARAM, Phase
@@ -181,26 +181,49 @@ def ple(g: GraphScope, h: HParams, w: PleWeights, pool: StatePool, residual: int
 
 def moe(g: GraphScope, h: HParams, w: MoeWeights, x: int, n_rows: int) -> tuple[int, int]:
     """Routed and shared experts [H, T] of x [H, T], and the picked ids I32 [n_used, T]."""
+    if w.routed is None:
+        raise ValueError("expected routed experts, found none")
     logits, shared_gate = g.mul_mat(w.router, x), g.mul_mat(w.shared_gate_in, x)
     g.now(logits, shared_gate)
     ids = g.made(luce.ggml_luce_route(g.ctx, logits, h.n_expert_used), "route")
-    x3 = ggml.ggml_reshape_3d(g.ctx, x, h.n_embd, 1, n_rows)
-    first, second = g.mul_mat(w.shared_gate, x), g.mul_mat(w.shared_up, x)
-    if w.gate_up is not None:
-        both = g.mul_mat_id(w.gate_up, x3, ids)
-        g.now(both, first, second)
-        hidden = ggml.ggml_swiglu(g.ctx, both)
-    elif w.gate is not None and w.up is not None:
-        gate, up = g.mul_mat_id(w.gate, x3, ids), g.mul_mat_id(w.up, x3, ids)
-        g.now(gate, up, first, second)
-        hidden = ggml.ggml_swiglu_split(g.ctx, gate, up)
-    else:
-        raise ValueError("expected gate and up experts, found neither them nor fused ones")
-    shared = ggml.ggml_swiglu_split(g.ctx, first, second)
-    g.keep(hidden, x, ids)
-    g.keep(shared, x, ids)
-    g.now(hidden, shared)
-    picks, shared_out = g.mul_mat_id(w.down, hidden, ids), g.mul_mat(w.shared_down, shared)
-    g.now(picks, shared_out)
+    picks, shared_out = picks_beside_shared(g, h, w, w.routed, x, ids, n_rows, (x, ids))
     node = luce.ggml_luce_moe_combine(g.ctx, picks, logits, ids, shared_out, shared_gate)
     return g.made(node, "moe_combine"), ids
+
+
+def picks_beside_shared(
+    g: GraphScope,
+    h: HParams,
+    w: MoeWeights,
+    routed: RoutedWeights,
+    x: int,
+    ids: int,
+    n_rows: int,
+    kept: tuple[int, ...],
+) -> tuple[int, int]:
+    """The picks [H, n_used, T] of x [H, T] by ids I32 [n_used, T] and the shared expert [H, T], step by step beside each other.
+
+    `kept` stays in memory until both have their hidden values.
+    """
+    first, second = g.mul_mat(w.shared_gate, x), g.mul_mat(w.shared_up, x)
+    hidden = hidden_of(g, routed, ggml.ggml_reshape_3d(g.ctx, x, h.n_embd, 1, n_rows), ids, first, second)
+    shared = ggml.ggml_swiglu_split(g.ctx, first, second)
+    g.keep(hidden, *kept)
+    g.keep(shared, *kept)
+    g.now(hidden, shared)
+    picks, shared_out = g.mul_mat_id(routed.down, hidden, ids), g.mul_mat(w.shared_down, shared)
+    g.now(picks, shared_out)
+    return picks, shared_out
+
+
+def hidden_of(g: GraphScope, w: RoutedWeights, x3: int, ids: int, *beside: int) -> int:
+    """The picked experts' hidden values [ff, n_used, T] of x3 [H, 1, T]; `beside`: products to compute in the same launch."""
+    if w.gate_up is not None:
+        both = g.mul_mat_id(w.gate_up, x3, ids)
+        g.now(both, *beside)
+        return ggml.ggml_swiglu(g.ctx, both)
+    if w.gate is None or w.up is None:
+        raise ValueError("expected gate and up experts, found neither them nor fused ones")
+    gate, up = g.mul_mat_id(w.gate, x3, ids), g.mul_mat_id(w.up, x3, ids)
+    g.now(gate, up, *beside)
+    return ggml.ggml_swiglu_split(g.ctx, gate, up)

@@ -7,10 +7,9 @@ from pyluce.graph.trunk import GraphKey
 from pyluce.native.luce import Phase
 
 
-def largest_graphs(chunk_rows: int, n_row_rows: int, span: int) -> list[GraphKey]:
-    """A full chunk with and without logits (either may need more), and a row graph of `n_row_rows`, all with the widest span."""
-    return [
-        GraphKey(Phase.ROW, n_row_rows, n_row_rows, span),
-        GraphKey(Phase.CHUNK, chunk_rows, 0, span),
-        GraphKey(Phase.CHUNK, chunk_rows, pad_rows(1), span),
+def largest_graphs(chunk_rows: int, n_row_rows: int, span: int, n_streams: int = 1) -> list[GraphKey]:
+    """A full chunk of each stream with and without logits (either may need more), and a row graph of `n_row_rows`, all with the widest span."""
+    chunks = [
+        GraphKey(Phase.CHUNK, chunk_rows, n, span, stream) for stream in range(n_streams) for n in (0, pad_rows(1))
     ]
+    return [GraphKey(Phase.ROW, n_row_rows, n_row_rows, span), *chunks]

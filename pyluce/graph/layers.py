@@ -6,6 +6,7 @@ Derived: convolution kernels with the channel as the fast axis ([channels, taps]
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from pyluce.native.backend import Backend, BackendBuffer
 from pyluce.native.ggml import GGMLType
 from pyluce.native.luce import ggml_luce_dequantize_rows
 from pyluce.native.tensors import TensorArena, tensor_set
+from pyluce.weights.experts import EXPERT_PARTS, slots_name
 from pyluce.weights.tensors import DRAFT_EMBEDDING, DRAFT_OUTPUT, TOKEN_EMBEDDING
 
 if TYPE_CHECKING:
@@ -81,14 +83,31 @@ class PleWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class MoeWeights:
-    """Router, routed experts (gate and up apart, or fused in gate_up), shared expert with its gate."""
+class RoutedWeights:
+    """Experts [n_in, n_out, n] each: gate and up apart, or fused in gate_up."""
 
-    router: int
     gate: int | None
     up: int | None
     gate_up: int | None
     down: int
+
+    @classmethod
+    def of(cls, get: Callable[[str], int | None], layer: int) -> RoutedWeights | None:
+        """Those of a layer, by the names of the file; None when they are not there."""
+        gate, up, gate_up, down = (get(f"blk.{layer}.{part}.weight") for part in EXPERT_PARTS)
+        return None if down is None else cls(gate, up, gate_up, down)
+
+
+@dataclass(frozen=True, slots=True)
+class MoeWeights:
+    """Router, routed experts, shared expert with its gate.
+
+    With an expert device: `routed` are the hot experts, None if there are none, and `slots` I32 [n_expert] is where an expert is among them.
+    """
+
+    router: int
+    routed: RoutedWeights | None
+    slots: int | None
     shared_gate_in: int
     shared_gate: int
     shared_up: int
@@ -169,10 +188,8 @@ class TrunkWeights:
             ple=self._ple(b) if h.ple is not None and h.ple.layer == i else None,
             moe=MoeWeights(
                 router=t(b + "ffn_gate_inp.weight"),
-                gate=self._weights.get(b + "ffn_gate_exps.weight"),
-                up=self._weights.get(b + "ffn_up_exps.weight"),
-                gate_up=self._weights.get(b + "ffn_gate_up_exps.weight"),
-                down=t(b + "ffn_down_exps.weight"),
+                routed=RoutedWeights.of(self._weights.get, i),
+                slots=self._weights.get(slots_name(i)),
                 shared_gate_in=t(b + "ffn_gate_inp_shexp.weight"),
                 shared_gate=t(b + "ffn_gate_shexp.weight"),
                 shared_up=t(b + "ffn_up_shexp.weight"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from pyluce.native.devices import parse_device
+from pyluce.placement.hot import HotSet
 from pyluce.state.layout import KV_TYPES, StateOptions
 from pyluce.state.store import cache_pages
 
@@ -17,11 +18,12 @@ MAX_SLOTS: Final = 64
 MAX_CTX: Final = 1 << 24
 MAX_ROLLBACK: Final = 64
 CHUNK_UNIT: Final = 16
+MAX_STREAMS: Final = 4
 EARLY_VARIABLE: Final = "LUCE_EARLY"
 
 FAULTS: Final = (
     "batch_variant", "cut_variant", "stale_conv", "stale_ple", "stale_ring", "tie_high", "nan_leak", "scan_order",
-    "thread_variant", "shared_page", "stale_ngram", "stale_hidden", "stale_mtp", "stream_norm",
+    "thread_variant", "shared_page", "stale_ngram", "stale_hidden", "stale_mtp", "stream_norm", "hot_slot",
 )  # fmt: skip
 
 
@@ -40,6 +42,10 @@ class RunnerOptions:
     cut at its multiples. repack: keep matrices in the CPU's own layout (a copy in memory, faster prefill). debug_fault
     plants a fault that tests must notice; None in every real run.
     mtp: use the model's draft head, or that of the file `draft_path`; its state is part of every sequence's.
+    expert_device: where the routed experts of the trunk are, "cpu", "cuda:N", "hip:N" or "rpc:HOST:PORT"; those of `hot_experts`, whose
+    picks row graphs compute on `device`, are on both. On devices of one kind no result depends on either.
+    prompt_streams: chunks of a prompt that are computed at the same time, so that one device has one's layer while the other has
+    another's; each takes graph memory of its own.
     early: where the device has gates, launch a row step before its tokens are known (`pyluce.graph.early`); no result depends on it.
       The default is what the variable LUCE_EARLY says: 1, or not.
     tune: "off", "auto" or a file: see `pyluce.tuning`; a loaded runner's options name the file that is in effect, or "off".
@@ -58,6 +64,9 @@ class RunnerOptions:
     device: str = "cpu"
     mtp: bool = False
     draft_path: str | None = None
+    expert_device: str | None = None
+    hot_experts: HotSet | None = None
+    prompt_streams: int = 1
     tune: str = "off"
     early: bool = field(default_factory=lambda: os.environ.get(EARLY_VARIABLE) == "1")
 
@@ -66,9 +75,17 @@ class RunnerOptions:
             backend, _ = parse_device(self.device)
         except ValueError as error:
             raise ValueError(f"device: {error}") from None
+        if backend == "rpc":
+            raise ValueError(
+                f"device: expected cpu, cuda:N or hip:N (only an expert_device may be remote), found {self.device!r}"
+            )
+        self._check_experts(backend)
         if backend != "cpu" and self.n_threads != 1:
             raise ValueError(f"n_threads: expected 1 with the device {self.device}, found {self.n_threads}")
         self._between("n_ctx", self.n_ctx, 1, MAX_CTX - 1)
+        self._between("prompt_streams", self.prompt_streams, 1, MAX_STREAMS)
+        if self.prompt_streams > 1 and self.expert_device is None:
+            raise ValueError(f"prompt_streams: expected 1 without an expert_device, found {self.prompt_streams}")
         self._between("n_slots", self.n_slots, 1, MAX_SLOTS)
         self._between("n_threads", self.n_threads, 1, 512)
         self._between("prefix_cache_bytes", self.prefix_cache_bytes, 0, 1 << 50)
@@ -82,6 +99,23 @@ class RunnerOptions:
             raise ValueError(f"kv_type: expected one of {', '.join(KV_TYPES)}, found {self.kv_type!r}")
         if self.debug_fault is not None and self.debug_fault not in FAULTS:
             raise ValueError(f"debug_fault: expected one of {', '.join(FAULTS)}, found {self.debug_fault!r}")
+
+    def _check_experts(self, backend: str) -> None:
+        """What is asked of the expert device, as far as it shows without asking it."""
+        if self.expert_device is None:
+            if self.hot_experts is not None:
+                raise ValueError("hot_experts: expected with an expert_device only, found none")
+            return
+        try:
+            parse_device(self.expert_device)
+        except ValueError as error:
+            raise ValueError(f"expert_device: {error}") from None
+        if self.expert_device == self.device:
+            raise ValueError(f"expert_device: expected another device than {self.device}, found the same")
+        if backend == "cpu" and self.repack:
+            raise ValueError(
+                "repack: expected False with an expert_device: it has experts as they are in the file, and would give other bits"
+            )
 
     def state(self, hparams: HParams) -> StateOptions:
         """What these options ask of the state pool of a model."""

@@ -43,3 +43,11 @@ def read_picks(picks: int, n_rows: int) -> npt.NDArray[np.int32]:
     n_used, padded, n_layer, _ = tensor_shape(picks)
     found: npt.NDArray[np.int32] = tensor_get(picks, np.int32, (n_layer, padded, n_used))
     return found[:, :n_rows]
+
+
+def count_picks(picks: int, n_rows: int, *sinks: RouteSink | None) -> None:
+    """Tell everybody who counts what the first `n_rows` rows of a step picked."""
+    found = read_picks(picks, n_rows)
+    for sink in sinks:
+        if sink is not None:
+            sink.add(found)

@@ -8,16 +8,16 @@ runner.
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Final, Literal, Protocol, TypeVar
+from typing import Final, Literal
 
 import numpy as np
 
 from pyluce.graph.ahead import Stretch
 from pyluce.graph.chunks import chunk_bounds, pad_rows, span_blocks
+from pyluce.graph.closable import C, Closable
 from pyluce.graph.drafting import Drafter
 from pyluce.graph.early import EarlyStep
 from pyluce.graph.groups import Group, check_tokens, group_rows
@@ -26,45 +26,31 @@ from pyluce.graph.largest import largest_graphs
 from pyluce.graph.layers import TrunkWeights
 from pyluce.graph.mtp_inputs import DraftWriter
 from pyluce.graph.options import RunnerOptions
-from pyluce.graph.picks import RouteSink, read_picks
+from pyluce.graph.picks import RouteSink, count_picks
 from pyluce.graph.report import device_report, host_bytes, snapshot_report, weights_report
 from pyluce.graph.results import Logits, ResultReader, Row
+from pyluce.graph.retained import FAULTS, RetainedGraphs
 from pyluce.graph.staging import Staging
 from pyluce.graph.trunk import GraphKey, StepGraph
+from pyluce.graph.two_devices import SplitExperts, check_expert_device, tune_devices
 from pyluce.native import load_libraries
-from pyluce.native.backend import Backend, BackendEvent, GraphAllocator
+from pyluce.native.backend import Backend, BackendEvent
 from pyluce.native.devices import parse_device
 from pyluce.native.gate import StreamGate
 from pyluce.native.ggml_backend import ggml_backend_buft_is_host
 from pyluce.native.luce import Fault, Phase
-from pyluce.native.measure import cpu_work_bytes
 from pyluce.native.thread import ThreadGuard
+from pyluce.placement.hot import HotSet
+from pyluce.placement.learner import HotLearner
 from pyluce.state import SequenceState, SnapshotStore, StatePool
-from pyluce.tuning import OFF, model_products, tune_device
+from pyluce.tuning import OFF, model_products
 from pyluce.weights import HParams, PleTable, open_model, place_weights
+from pyluce.weights.experts import trunk_experts
 from pyluce.weights.model_file import Progress
 
 Want = Literal["none", "last", "all"]
 
-RETAINED_GRAPHS: Final = 32
 MAX_BEFORE: Final = 64  # tokens before a chunk, more than any n-gram hash reads
-
-_FAULTS = {
-    "nan_leak": Fault.NAN_LEAK,
-    "tie_high": Fault.TIE_HIGH,
-    "scan_order": Fault.SCAN_ORDER,
-    "thread_variant": Fault.THREADS,
-}
-
-
-class Closable(Protocol):
-    """Something that is closed once."""
-
-    def close(self) -> None:
-        """Free it."""
-
-
-C = TypeVar("C", bound=Closable)
 
 
 class TrunkRunner:
@@ -76,17 +62,16 @@ class TrunkRunner:
         options: RunnerOptions | None = None,
         progress: Progress | None = None,
         routes: RouteSink | None = None,
+        learner: HotLearner | None = None,
     ) -> None:
-        """`routes`: counts the experts that each computed row picks."""
+        """`routes`: counts the experts that each computed row picks. `learner`: the hot experts follow it, beginning with `hot_experts`."""
         self.options = options or RunnerOptions()
         self._routes = routes
+        self._learner = learner
         self._guard = ThreadGuard("TrunkRunner")
-        self._graphs: OrderedDict[GraphKey, StepGraph] = OrderedDict()
-        self._recent: StepGraph | None = None  # the graph of the last step
+        self._experts: SplitExperts | None = None
         self._early: EarlyStep | None = None
         self._closers: list[Closable] = []
-        self._work_bytes = 0
-        self._n_built = 0
         self._expected: Stretch | None = None
         self.on_launch: Callable[[], object] | None = None  # see `pyluce.engine.protocols.Launching`
         load_libraries(parse_device(self.options.device)[0])
@@ -102,20 +87,31 @@ class TrunkRunner:
         self.model.guard()
         h = self.model.hparams
         self._backend = self._owned(Backend(o.device, o.n_threads))
-        self.tuned = self._owned(tune_device(o.device, o.tune, model_products(h, self.model.tensors.values())))
+        self.tuned, *other = tune_devices(o, model_products(h, self.model.tensors.values()))
+        self._closers += [self.tuned, *other]
         self.options = replace(o, tune=self.tuned.tuning.path or OFF)
         if o.mtp:
             self.model.attach_draft(embedding=not self._backend.is_cpu)
-        self._placed = self._owned(place_weights(self.model, self._backend, repack=o.repack, progress=progress))
+        leave: set[str] = set()
+        if o.expert_device is not None:
+            check_expert_device(self.model, o.expert_device)
+            leave = {info.name for info in trunk_experts(self.model)}
+        self._placed = self._owned(
+            place_weights(self.model, self._backend, repack=o.repack, leave=leave, progress=progress)
+        )
+        if o.expert_device is not None:
+            made = SplitExperts(o, self.model, self._backend, progress, self._learner)
+            self._experts = self._owned(made)
+            self._placed.adopt(self._experts.hot.tensors)
         self._weights = self._owned(TrunkWeights(self.model, self._placed, self._backend))
         self._pool = self._owned(StatePool(self._backend, h, o.state(h)))
         self._pool.allocator.copy_on_write = fault != "shared_page"
         self.store = SnapshotStore(self._pool, o.prefix_cache_bytes)
         self._ple = self._owned(PleTable(self.model)) if h.ple is not None else None
-        self._allocator = self._owned(GraphAllocator(self._backend))
         on_host = ggml_backend_buft_is_host(self._backend.buffer_type)
         staging = None if on_host else self._owned(Staging(self._backend))
-        gate = None if on_host or fault is not None or self._routes is not None else self._gate()
+        plain = not on_host and fault is None and self._routes is None and self._experts is None
+        gate = self._gate() if plain else None
         event = self._owned(BackendEvent(self._backend)) if gate is not None else None
         row_staging = self._owned(Staging(self._backend)) if gate is not None else None
         self._results = self._owned(ResultReader(self._backend, on_host, event))
@@ -127,20 +123,34 @@ class TrunkRunner:
         if self._weights.mtp is not None:
             draft_staging = None if on_host else self._owned(Staging(self._backend))
             self._draft_inputs = DraftWriter(h, self._pool, draft_staging)
-            made = Drafter(
+            drafter = Drafter(
                 h,
                 self._weights.mtp,
                 self._pool,
                 self._backend,
                 self._draft_inputs,
-                _FAULTS.get(fault or "", Fault.NONE),
+                FAULTS.get(fault or "", Fault.NONE),
             )
-            self._drafter = self._owned(made)
+            self._drafter = self._owned(drafter)
+        self._graphs = self._owned(
+            RetainedGraphs(
+                o,
+                h,
+                self._weights,
+                self._pool,
+                self._backend,
+                self._inputs,
+                self._experts,
+                collect_picks=self._routes is not None or self._learner is not None,
+                on_change=self._early.drop if self._early is not None else None,
+            )
+        )
         # the largest graphs first, so that graph memory does not grow (and retained graphs survive) later; without logits a
         # chunk may need more than with
         longest = min(o.chunk_tokens, pad_rows(o.n_ctx))
-        for key in largest_graphs(longest, o.n_slots * (1 + o.max_rollback), self._span(o.n_ctx)):
-            self._graph(key)
+        n_rows, span = o.n_slots * (1 + o.max_rollback), self._span(o.n_ctx)
+        for key in largest_graphs(longest, n_rows, span, o.prompt_streams):
+            self._graphs.get(key)
 
     def _gate(self) -> StreamGate | None:
         """What steps are launched early behind; None where they are not."""
@@ -195,18 +205,20 @@ class TrunkRunner:
         parts: list[Logits] = []
         expected, self._expected = self._expected, None
         bounds = list(chunk_bounds(start, start + len(tokens), self.options.chunk_tokens, cuts))
-        for (first, last), coming in zip(bounds, [*bounds[1:], None], strict=True):
-            chunk = list(tokens[first - start : last - start])
+        n_streams = self.options.prompt_streams
+        for i in range(0, len(bounds), n_streams):
+            chunks = [list(tokens[first - start : last - start]) for first, last in bounds[i : i + n_streams]]
+            coming = bounds[i + n_streams] if i + n_streams < len(bounds) else None
             if coming is not None:
                 following = tokens[coming[0] - start : coming[1] - start]
-                self._expected = self._inputs.stretch([*state.tokens[-MAX_BEFORE:], *chunk], last, following)
+                before = [*state.tokens[-MAX_BEFORE:], *(token for chunk in chunks for token in chunk)]
+                self._expected = self._inputs.stretch(before, coming[0], following)
             else:
                 self._expected = expected
-            final = last == start + len(tokens)
-            n_out = len(chunk) if want == "all" else int(want == "last" and final)
-            part = self._run(Phase.CHUNK, [(state, chunk)], n_out)
-            if part is not None:
-                parts.append(part)
+            n_out = [len(chunk) if want == "all" else 0 for chunk in chunks]
+            if want == "last" and coming is None:
+                n_out[-1] = 1
+            parts += self._run_chunks(state, chunks, n_out)
         if want == "none":
             return None
         return parts[-1][0] if want == "last" else np.concatenate(parts)
@@ -246,11 +258,13 @@ class TrunkRunner:
         check_tokens([token for _, token in rows], self.vocab_size)
         groups, order = group_rows(rows)
         try:
-            found = self._decode(groups, [wants_logits[i] for i in order])
+            graph, found = self._decode(groups, [wants_logits[i] for i in order])
         except BaseException:
             self._abandon()
             raise
-        self._commit(groups, Phase.ROW)
+        self._end([(graph, len(rows))], wait=self._early is None)
+        for state, taken in groups:
+            state.commit(taken, by_chunk=False)
         if len(groups) == len(rows):
             return found
         out = found.copy()
@@ -258,9 +272,10 @@ class TrunkRunner:
             out[place] = row
         return out
 
-    def _decode(self, groups: list[Group], wants_logits: list[bool]) -> list[Row]:
-        """Rows in the order of the graph; the step has ended, nothing is committed."""
-        graph = self._start(Phase.ROW, groups, len(wants_logits))
+    def _decode(self, groups: list[Group], wants_logits: list[bool]) -> tuple[StepGraph, list[Row]]:
+        """The graph, and rows in its order; the step has ended, nothing is committed."""
+        self._graphs.reconnect()
+        graph = self._start_rows(groups, len(wants_logits))
         asked = self._results.ask(graph, wants_logits)
         if self._early is not None and asked.places is not None and self._inputs.may_wait(graph):
             self._early.launch_next(graph)
@@ -272,7 +287,7 @@ class TrunkRunner:
                 found[i] = self._results.row_later(graph, i)
             if self._early is not None:
                 self._early.drop()
-        return found
+        return graph, found
 
     def _abandon(self) -> None:
         """A step failed somewhere: nothing is under way after this."""
@@ -296,31 +311,37 @@ class TrunkRunner:
     @property
     def graphs_built(self) -> int:
         """Graphs built so far; a step during which it rose is no measure of what a step costs."""
-        return self._n_built + (self._drafter.n_built if self._drafter is not None else 0)
+        return self._graphs.n_built + (self._drafter.n_built if self._drafter is not None else 0)
 
-    def _run(self, phase: Phase, groups: list[Group], n_out: int) -> Logits | None:
-        """One step: inputs, compute, logits [n_out, n_vocab], commit."""
-        graph = self._start(phase, groups, n_out)
-        self._launched()
-        logits = None
-        if graph.logits is not None:
-            n_rows = sum(len(tokens) for _, tokens in groups)
-            first = n_rows - n_out if graph.inputs.out_rows is None else 0
-            logits = self._results.logits(graph, first, n_out)
-        self._commit(groups, phase)
-        return logits
+    def _run_chunks(self, state: SequenceState, chunks: list[list[int]], n_out: list[int]) -> list[Logits]:
+        """Consecutive chunks of a sequence, at the same time if there are several: logits [n_out, n_vocab] of those that have some."""
+        self._graphs.reconnect()
+        graphs: list[StepGraph] = []
+        try:
+            for stream, (tokens, n) in enumerate(zip(chunks, n_out, strict=True)):
+                graph = self._prepare(Phase.CHUNK, [(state, tokens)], n, stream)
+                self._inputs.write(graph, [(state, tokens)], len(tokens), n)
+                graphs.append(graph)
+                state.commit(tokens, by_chunk=True)  # what comes next is at the positions after these
+            if self._expected is not None:
+                expected, self._expected = self._expected, None
+                self._inputs.expect(expected)
+            self._start(graphs)
+            self._launched()
+            parts = []
+            for graph, tokens, n in zip(graphs, chunks, n_out, strict=True):
+                if graph.logits is not None:
+                    first = len(tokens) - n if graph.inputs.out_rows is None else 0
+                    parts.append(self._results.logits(graph, first, n))
+            self._end([(graph, len(tokens)) for graph, tokens in zip(graphs, chunks, strict=True)])
+        except BaseException:
+            state.take_back(sum(map(len, chunks[: len(graphs)])), len(graphs))
+            raise
+        return parts
 
-    def _start(self, phase: Phase, groups: list[Group], n_out: int) -> StepGraph:
-        """Start a step; the graph, whose results can be read until the next."""
-        n_rows = sum([len(tokens) for _, tokens in groups])
-        for state, tokens in groups:
-            state.begin_write(len(tokens), keeps_rows=phase is Phase.ROW)
-        whole_units = phase is Phase.CHUNK and self.options.debug_fault != "cut_variant"
-        padded = pad_rows(n_rows) if whole_units else n_rows
-        furthest = max([state.length + len(tokens) for state, tokens in groups])
-        # the head must not see how many rows are wanted either
-        n_out_padded = pad_rows(n_out) if whole_units else n_out
-        graph = self._graph(GraphKey(phase, padded, n_out_padded, self._span(furthest)))
+    def _start_rows(self, groups: list[Group], n_rows: int) -> StepGraph:
+        """Start a step of rows; the graph, whose results can be read until the next."""
+        graph = self._prepare(Phase.ROW, groups, n_rows)
         if self._early is not None and self._early.claim(graph):
             try:
                 self._inputs.write_sent(graph, groups, n_rows)
@@ -329,85 +350,63 @@ class TrunkRunner:
                 raise
             self._early.go()
             return graph
-        self._inputs.write(graph, groups, n_rows, n_out)
-        if phase is Phase.CHUNK and self._expected is not None:
-            expected, self._expected = self._expected, None
-            self._inputs.expect(expected)
+        self._inputs.write(graph, groups, n_rows, n_rows)
+        self._start([graph])
+        return graph
+
+    def _prepare(self, phase: Phase, groups: list[Group], n_out: int, stream: int = 0) -> StepGraph:
+        """The graph of a step, whose sequences can be written."""
+        n_rows = sum([len(tokens) for _, tokens in groups])
+        for state, tokens in groups:
+            state.begin_write(len(tokens), keeps_rows=phase is Phase.ROW)
+        whole_units = phase is Phase.CHUNK and self.options.debug_fault != "cut_variant"
+        padded = pad_rows(n_rows) if whole_units else n_rows
+        furthest = max([state.length + len(tokens) for state, tokens in groups])
+        # the head must not see how many rows are wanted either
+        n_out_padded = pad_rows(n_out) if whole_units else n_out
+        return self._graphs.get(GraphKey(phase, padded, n_out_padded, self._span(furthest), stream))
+
+    def _start(self, graphs: list[StepGraph]) -> None:
         if self._backend.is_cpu and self.on_launch is not None:
             self.on_launch()
-        graph.start(self._backend)
-        return graph
+        graphs[0].start(self._backend, *graphs[1:])
 
     def _launched(self) -> None:
         if not self._backend.is_cpu and self.on_launch is not None:
             self.on_launch()
 
-    def _commit(self, groups: list[Group], phase: Phase) -> None:
-        if phase is Phase.CHUNK or self._early is None:
+    def _end(self, graphs: list[tuple[StepGraph, int]], *, wait: bool = True) -> None:
+        """A step has ended, or is waited for; each graph with the number of its rows."""
+        if wait:
             self._backend.wait()
         self.model.check_intact()
         self._inputs.computed()
-        if self._routes is not None and self._recent is not None and self._recent.all_picks is not None:
-            self._routes.add(read_picks(self._recent.all_picks, sum(len(tokens) for _, tokens in groups)))
-        for state, tokens in groups:
-            state.commit(tokens, by_chunk=phase is Phase.CHUNK)
+        swapper = self._experts.swapper if self._experts is not None else None
+        for graph, n_rows in graphs:
+            if graph.all_picks is not None:
+                count_picks(graph.all_picks, n_rows, self._routes, swapper)
+        if swapper is not None:
+            swapper.between_steps()
 
     def _span(self, n_tokens: int) -> int:
         """See `span_blocks`."""
         return span_blocks(self.hparams, self._pool.pages_per_slot, n_tokens)
 
-    def _graph(self, key: GraphKey) -> StepGraph:
-        if self._recent is not None and self._recent.key == key:
-            return self._recent
-        if self._early is not None:
-            self._early.drop()
-        graph = self._graphs.get(key)
-        if graph is None:
-            self._backend.wait()
-            fault = self.options.debug_fault
-            upstream = fault == ("batch_variant" if key.phase is Phase.ROW else "cut_variant")
-            matmul_phase = Phase.UPSTREAM if upstream else key.phase
-            graph = StepGraph(
-                key,
-                self.hparams,
-                self._weights,
-                self._pool,
-                _FAULTS.get(fault or "", Fault.NONE),
-                matmul_phase,
-                collect_picks=self._routes is not None,
-            )
-            if self._backend.is_cpu:
-                self._work_bytes = max(self._work_bytes, cpu_work_bytes(graph.graph, self.options.n_threads))
-            else:
-                try:
-                    self._backend.check_supports(graph.graph)
-                except BaseException:
-                    graph.close()
-                    raise
-            self._inputs.reserve(graph)
-            self._graphs[key] = graph
-            self._n_built += 1
-            while len(self._graphs) > RETAINED_GRAPHS:
-                self._drop_graph(next(iter(self._graphs)))
-            epoch = self._allocator.epoch
-            self._allocator.alloc(graph.graph)
-            if self._allocator.epoch != epoch:
-                self._drop_graphs(keep=key)
-        self._graphs.move_to_end(key)
-        self._recent = graph
-        return graph
+    @property
+    def hot_experts(self) -> HotSet | None:
+        """The experts that are on the device as well; None without an expert device."""
+        return self._experts.hot.hot if self._experts is not None else None
 
-    def _drop_graphs(self, keep: GraphKey | None = None) -> None:
-        """Close the retained graphs (but one): their tensors point into graph memory that has moved."""
-        for key in [k for k in self._graphs if k != keep]:
-            self._drop_graph(key)
+    def replace_hot(self, layer: int, slot: int, expert: int) -> None:
+        """Between steps: put another expert into a slot of the hot ones. Results do not change, only where they are computed.
 
-    def _drop_graph(self, key: GraphKey) -> None:
-        graph = self._graphs.pop(key)
-        if graph is self._recent:
-            self._recent = None
-        self._inputs.forget(graph)
-        graph.close()
+        Errors as of `HotSet.replaced`.
+        """
+        self._guard.check()
+        if self._experts is None:
+            raise ValueError("expected a runner with an expert_device, found one without")
+        self._backend.wait()
+        self._experts.hot.replace(layer, slot, expert)
 
     def poison_free_state(self) -> None:
         """Fill what no sequence holds with NaN (for tests)."""
@@ -420,11 +419,12 @@ class TrunkRunner:
             "state": {**self._pool.report(), "capacity_tokens": self.options.n_slots * self.options.n_ctx},
             "prefix_cache": self.store.report(),
             "snapshots": snapshot_report(self.store, self._pool.page_bytes),
-            "graph_bytes": self._allocator.n_bytes,
-            "workspace_bytes": self._work_bytes,
+            "graph_bytes": self._graphs.n_bytes,
+            "workspace_bytes": self._graphs.work_bytes,
             "host_bytes": host_bytes(self._inputs, self._results, self._drafter, self._pool),
             "device": device_report(self._backend),
             "graphs": len(self._graphs),
+            "experts": self._experts.report() if self._experts is not None else None,
             "draft": self._drafter.report() if self._drafter is not None else None,
             "ple_rows_read": self._ple.rows_read if self._ple is not None else 0,
         }
@@ -434,7 +434,6 @@ class TrunkRunner:
         if self._early is not None:
             self._early.drop()
             self._backend.wait()
-        self._drop_graphs()
         while self._closers:
             self._closers.pop().close()
 

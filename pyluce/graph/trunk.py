@@ -15,6 +15,7 @@ import numpy.typing as npt
 from pyluce.graph import blocks, mtp
 from pyluce.graph.arrays import FEW_ROWS, GraphInputs, InputSpec
 from pyluce.graph.blocks import StepInputs
+from pyluce.graph.experts import LayerGraphs, SplitBuilder
 from pyluce.graph.layers import TrunkWeights
 from pyluce.graph.mtp import FillInputs
 from pyluce.graph.ops import GraphScope
@@ -23,6 +24,7 @@ from pyluce.native import ggml, luce
 from pyluce.native.backend import Backend
 from pyluce.native.ggml import GGMLType
 from pyluce.native.luce import Fault, Phase
+from pyluce.native.split import SplitGraph
 from pyluce.native.tensors import Graph, TensorArena
 from pyluce.state.pool import StatePool
 from pyluce.weights import HParams
@@ -33,12 +35,13 @@ NODES_BESIDE: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class GraphKey:
-    """What a retained graph is made for. n_out: rows of logits, 0 for none."""
+    """What a retained graph is made for. n_out: rows of logits, 0 for none. Graphs of different streams share no memory."""
 
     phase: Phase
     n_rows: int
     n_out: int
     n_block_max: int
+    stream: int = 0
 
 
 class StepGraph:
@@ -58,7 +61,9 @@ class StepGraph:
         matmul_phase: Phase,
         *,
         collect_picks: bool = False,
+        experts: LayerGraphs | None = None,
     ) -> None:
+        """`experts`: what an expert device computes; `join` is to be called when all have memory."""
         self.key = key
         n_nodes = NODES_PER_LAYER * hparams.n_layer + NODES_BESIDE
         self.arena = TensorArena.for_counts(n_nodes, n_nodes)
@@ -74,6 +79,8 @@ class StepGraph:
             self.fill = FillInputs.of(self.tensors) if weights.mtp is not None else None
             self.picks: list[int] = []
             self.all_picks = new_picks(self.arena, hparams, key.n_rows) if collect_picks else None
+            self._away = SplitBuilder(self.arena, experts.layers) if experts is not None else None
+            self._split: SplitGraph | None = None
             self.logits: int | None = None
             self.best: int | None = None
             self.memory: dict[int, npt.NDArray[np.uint8]] = {}  # of results on a host backend, by tensor
@@ -117,7 +124,10 @@ class StepGraph:
                 raise ValueError(f"layer {i} has neither linear nor full attention weights")
             residual, xn = blocks.combine(g, h, residual, out, inject, layer.ffn_mix.norm, n)
             x, inject = blocks.mix(g, h, layer.ffn_mix, xn)
-            out, picked = blocks.moe(g, h, layer.moe, x, n)
+            if self._away is not None:
+                out, picked = self._away.moe(g, h, layer.moe, i, x, n)
+            else:
+                out, picked = blocks.moe(g, h, layer.moe, x, n)
             self.picks.append(picked)
             if self.all_picks is not None:
                 copy_picks(g, self.all_picks, i, picked)
@@ -140,10 +150,24 @@ class StepGraph:
             ggml.ggml_set_output(self.best)
             self.graph.expand(self.best)
 
-    def start(self, backend: Backend) -> None:
-        """Run once with the inputs that are set; `Backend.wait` waits for the end."""
-        backend.start(self.graph)
+    def join(self, target: Backend, expert: Backend) -> None:
+        """Prepare the computation on two devices; the graphs have memory."""
+        if self._away is not None:
+            self._split = self._away.join(target, expert, self.graph)
+
+    def start(self, backend: Backend, *others: StepGraph) -> None:
+        """Run once with the inputs that are set; `Backend.wait` waits for the end. `others`: see `SplitGraph.start`."""
+        if self._split is not None:
+            self._split.start(*(other._split for other in others if other._split is not None))
+        else:
+            backend.start(self.graph)
+
+    def link_bytes(self) -> tuple[int, int]:
+        """Bytes that a step sends to the expert device, and gets from it."""
+        return self._split.n_bytes() if self._split is not None else (0, 0)
 
     def close(self) -> None:
         """Free the graph. Idempotent."""
+        if self._split is not None:
+            self._split.close()
         self.arena.close()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pyluce.graph.options import RunnerOptions
-from pyluce.memory.experts import plan_hot
+from pyluce.memory.experts import expert_bytes, plan_hot, route_shape
 from pyluce.memory.facts import ModelFacts, facts_of
 from pyluce.memory.machine import DeviceMemory, Machine, MemoryKind
 from pyluce.memory.meter import Meter
@@ -16,6 +16,9 @@ from pyluce.native import ggml_backend as api
 from pyluce.native.devices import device_memory, find_device
 from pyluce.native.ggml_backend import BackendDevType
 from pyluce.options import DEFAULT_MAX_CTX, LoadOptions, available_cpus
+from pyluce.placement.hot import HotSet
+from pyluce.placement.learner import HotLearner, LearnerOptions
+from pyluce.placement.table_file import read_routes_for
 from pyluce.speculation import NO_SPECULATION, Speculation, choose_speculation
 from pyluce.state import memory as system
 from pyluce.weights.model_file import ModelFile, open_model
@@ -39,6 +42,7 @@ def load_request(facts: ModelFacts, options: LoadOptions, speculation: Speculati
         prefix_cache_bytes=None if kept is None else kept << 20,
         max_rollback=speculation.options.max_drafts,
         mtp=speculation.uses_head,
+        streams=options.prompt_streams,
     )
 
 
@@ -101,8 +105,27 @@ def plan_load(model_file: ModelFile, options: LoadOptions, speculation: Speculat
         return make_plan(facts, load_request(facts, options, speculation), machine, meter)
 
 
-def runner_options(plan: MemoryPlan, options: LoadOptions) -> RunnerOptions:
-    """The runner that the plan is for."""
+def hot_experts(model_file: ModelFile, options: LoadOptions) -> HotSet | None:
+    """The experts that are on the target as well; None without a placement. Raises RoutesError for a table that does not fit the model."""
+    facts = facts_of(model_file.hparams.name or model_file.path, model_file.hparams, model_file.tensors)
+    hot = plan_hot(facts, options.placement)
+    return hot.hot if hot is not None else None
+
+
+def hot_learner(model_file: ModelFile, options: LoadOptions) -> HotLearner | None:
+    """What the hot experts follow; None unless the placement is learned. Raises RoutesError for a table that does not fit the model."""
+    placement = options.placement
+    if not placement.learns:
+        return None
+    facts = facts_of(model_file.hparams.name or model_file.path, model_file.hparams, model_file.tensors)
+    shape = route_shape(facts.hparams)
+    counts = None if placement.table is None else read_routes_for(placement.table, shape)
+    limit = LearnerOptions(swap_mib_s=placement.swap_mib_s)
+    return HotLearner(shape, expert_bytes(facts), placement.budget_bytes, limit, counts)
+
+
+def runner_options(plan: MemoryPlan, options: LoadOptions, hot: HotSet | None = None) -> RunnerOptions:
+    """The runner that the plan is for, with these experts on the target too."""
     return RunnerOptions(
         n_ctx=plan.request.n_ctx,
         n_slots=plan.request.n_slots,
@@ -115,5 +138,8 @@ def runner_options(plan: MemoryPlan, options: LoadOptions) -> RunnerOptions:
         tune=options.tune,
         prefix_cache_bytes=plan.prefix_cache_bytes,
         mtp=plan.request.mtp,
+        expert_device=options.expert_device,
+        hot_experts=hot,
+        prompt_streams=plan.request.streams,
         draft_path=None if options.draft is None or not plan.request.mtp else str(options.draft),
     )

@@ -48,7 +48,7 @@ class SizeMeter(Protocol):
 class Request:
     """What is asked for. chunk 0: the planner chooses; prefix_cache_bytes None: room for three full contexts, if it is there.
 
-    mtp: with the parts of a draft head.
+    mtp: with the parts of a draft head. streams: chunks of a prompt that are computed at once.
     """
 
     n_ctx: int
@@ -58,6 +58,7 @@ class Request:
     prefix_cache_bytes: int | None = None
     max_rollback: int = 0
     mtp: bool = False
+    streams: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +172,19 @@ class _Planner:
 
     def _measure(self, state: StateOptions, rows: int) -> int:
         rows = min(rows, pad_rows(state.n_ctx))
-        graphs = self._meter.graph_bytes(state, rows) + self._meter.draft_bytes(state)
+        graphs = self._graphs(state, rows) + self._meter.draft_bytes(state)
         both = self._machine.shares_host_memory and self._machine.expert_shares_host_memory
         return graphs + self._meter.work_bytes(state, rows) + (self._split_graphs(rows) if both else 0)
 
+    def _graphs(self, state: StateOptions, rows: int) -> int:
+        """Graphs of the trunk on the target: each stream of a prompt has its own memory."""
+        return self._request.streams * self._meter.graph_bytes(state, rows)
+
     def _split_graphs(self, rows: int) -> int:
         """Graphs on the device that holds the experts; 0 without one."""
-        return split_graph_bytes(self._facts.hparams, rows) if self._machine.expert is not None else 0
+        if self._machine.expert is None:
+            return 0
+        return self._request.streams * split_graph_bytes(self._facts.hparams, rows)
 
     def _host_tables(self, n_ctx: int, n_slots: int) -> int:
         """Rotation angles of every position, and a copy of the page tables."""
@@ -292,7 +299,7 @@ class _Planner:
     def _run_parts(self, state: StateOptions, chunk: int) -> list[Part]:
         rows = min(chunk, pad_rows(state.n_ctx))
         return [
-            Part(Place.TARGET, "graphs", self._meter.graph_bytes(state, rows)),
+            Part(Place.TARGET, "graphs", self._graphs(state, rows)),
             Part(Place.TARGET, "draft graphs", self._meter.draft_bytes(state)),
             Part(Place.TARGET, "workspace", self._meter.work_bytes(state, rows)),
             Part(Place.EXPERT, "graphs, by formula", self._split_graphs(rows)),

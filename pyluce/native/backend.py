@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from pyluce.native import callbacks, ggml, log, luce
+from pyluce.native import callbacks, ggml, log, luce, rpc
 from pyluce.native import ggml_backend as api
 from pyluce.native.devices import find_device, parse_device
 from pyluce.native.errors import NativeError, UnsupportedOpError
@@ -18,7 +18,7 @@ from pyluce.native.tensors import Graph, TensorArena, describe_op
 
 
 class Backend(Owner):
-    """A device that computes: "cpu" with a number of threads, "cuda:N" or "hip:N". Used by the thread that made it.
+    """A device that computes: "cpu" with a number of threads, "cuda:N", "hip:N" or "rpc:HOST:PORT". Used by the thread that made it.
 
     Raises ValueError for another name, NativeError when there is no such device. With more than one CPU thread the workers
     are kept from graph to graph, and spin between graphs for a while that ``poll`` sets (0 none, 100 longest). Measured on
@@ -106,6 +106,11 @@ class Backend(Owner):
         """The default ``ggml_backend_buffer_type_t``."""
         return api.ggml_backend_get_default_buffer_type(self.ptr)
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection to an `rpc:` device broke: nothing that was on it is there any more; a new Backend connects anew."""
+        return rpc.ggml_backend_rpc_is_lost(self.ptr)
+
     def supports(self, tensor: int) -> bool:
         """Whether the device can compute this op with its sources where they are."""
         return api.ggml_backend_dev_supports_op(self.device, tensor)
@@ -138,6 +143,10 @@ class Backend(Owner):
         """Copy bytes of a result to host memory behind what was started; they are there after `wait`."""
         self._busy = True
         api.ggml_backend_tensor_get_async(self.ptr, tensor, address, offset, n_bytes)
+
+    def busy(self) -> None:
+        """Something was started on this device by other means; `wait` is to wait for it."""
+        self._busy = True
 
     def wait(self) -> None:
         """Return when everything is done that was started."""

@@ -1,17 +1,18 @@
 """What devices the loaded libraries see, as plain data, and finding one by the name that a user gives.
 
-A device is called "cpu", "cuda:N" or "hip:N"; N counts the backend's devices from 0.
+A device is called "cpu", "cuda:N" or "hip:N"; N counts the backend's devices from 0. "rpc:HOST:PORT" is the device that
+`luce rpc-server` serves there.
 """
 
 from __future__ import annotations
 
 import ctypes
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pyluce.native import ggml_backend as api
-from pyluce.native import log
+from pyluce.native import log, rpc
 from pyluce.native.errors import NativeError
 from pyluce.native.ggml_backend import BackendDevType
 from pyluce.native.library import GPU_BACKENDS, build_command, load_libraries
@@ -19,6 +20,8 @@ from pyluce.native.structs import ggml_backend_dev_props, ggml_backend_feature
 
 _REGISTRIES: Final = {"cuda": b"CUDA", "hip": b"ROCm"}
 _NAME: Final = re.compile(rf"({'|'.join(GPU_BACKENDS)}):(\d{{1,3}})")
+_REMOTE: Final = re.compile(r"rpc:([A-Za-z0-9._-]+:(\d{1,5}))")
+NAMES: Final = f"cpu, {', '.join(f'{backend}:N' for backend in GPU_BACKENDS)} or rpc:HOST:PORT"
 _LOGGED: Final = r"Device {index}: .*?, (compute capability [\d.]+|gfx\w+)"
 
 
@@ -40,12 +43,15 @@ class DeviceInfo:
 
 
 def parse_device(name: str) -> tuple[str, int]:
-    """`cuda:1` is ("cuda", 1), `cpu` is ("cpu", 0). ValueError for what is no device's name."""
+    """`cuda:1` is ("cuda", 1), `cpu` is ("cpu", 0), `rpc:HOST:PORT` is ("rpc", 0). ValueError for what is no device's name."""
     if name == "cpu":
         return "cpu", 0
+    remote = _REMOTE.fullmatch(name)
+    if remote is not None and 0 < int(remote[2]) < 1 << 16:
+        return "rpc", 0
     found = _NAME.fullmatch(name)
     if found is None:
-        raise ValueError(f"expected cpu, {' or '.join(f'{backend}:N' for backend in GPU_BACKENDS)}, found {name!r}")
+        raise ValueError(f"expected {NAMES}, found {name!r}")
     return found[1], int(found[2])
 
 
@@ -56,6 +62,8 @@ def find_device(name: str) -> int:
     """
     backend, index = parse_device(name)
     load_libraries(backend)
+    if backend == "rpc":
+        return rpc.find_remote(name.removeprefix("rpc:"))
     if backend == "cpu":
         device = api.ggml_backend_dev_by_type(BackendDevType.CPU)
         if not device:
@@ -78,12 +86,17 @@ def device_memory(name: str) -> tuple[int, int]:
 
 
 def list_devices() -> list[DeviceInfo]:
-    """Every device, in ggml's order."""
+    """Every device of this machine, in ggml's order."""
     load_libraries()
-    found: list[DeviceInfo] = []
-    for index in range(api.ggml_backend_dev_count()):
-        found.append(_describe(api.ggml_backend_dev_get(index)))
-    return found
+    return [_describe(api.ggml_backend_dev_get(index)) for index in range(api.ggml_backend_dev_count())]
+
+
+def describe_remote(name: str) -> DeviceInfo:
+    """A device `rpc:HOST:PORT`. Errors as of ``find_device``."""
+    endpoint = name.removeprefix("rpc:")
+    info = rpc.connect(endpoint)
+    described = _describe(rpc.find_remote(endpoint))
+    return replace(described, device=name, description=info.description)
 
 
 def cpu_features() -> dict[str, str]:

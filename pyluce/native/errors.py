@@ -24,6 +24,10 @@ class UnsupportedOpError(NativeError):
     """The device does not compute this op for these types and shapes, by its own word."""
 
 
+class DeviceLostError(NativeError):
+    """The connection to a device broke: what was on it is gone, and the step that needed it failed."""
+
+
 class ClosedError(RuntimeError):
     """A native handle was used after ``close()``."""
 

@@ -21,6 +21,8 @@ from pyluce.native.errors import LibraryMismatchError, NativeError
 LIBRARY_DIR_VARIABLE = "LUCE_LIBRARY_DIR"
 STAMP_SYMBOL = "ggml_luce_stamp"
 GPU_BACKENDS = ("cuda", "hip")
+EVERYWHERE = ("cpu", "rpc")
+"""What every set of libraries has."""
 
 _lock = threading.Lock()
 _libraries: Libraries | None = None
@@ -47,8 +49,8 @@ def load_libraries(backend: str = "cpu", *, _check_stamp: bool = True) -> Librar
     if _libraries is None:
         with _lock:
             if _libraries is None:
-                _libraries = _load(backend, _check_stamp)
-    if backend not in ("cpu", _libraries.backend):
+                _libraries = _load("cpu" if backend in EVERYWHERE else backend, _check_stamp)
+    if backend not in (*EVERYWHERE, _libraries.backend):
         raise NativeError(
             f"expected one set of libraries in a process: that of {_libraries.backend!r} is loaded from "
             f"{_libraries.directory}, {backend!r} was asked for; load it first in another process, or let "
@@ -60,7 +62,7 @@ def load_libraries(backend: str = "cpu", *, _check_stamp: bool = True) -> Librar
 def library_names(backend: str) -> list[str]:
     """The libraries of a backend, dependencies first."""
     device = [] if backend == "cpu" else [f"ggml-{backend}"]
-    return ["ggml-base", "ggml-cpu", *device, "ggml", "llama"]
+    return ["ggml-base", "ggml-cpu", "ggml-rpc", *device, "ggml", "llama"]
 
 
 def search_path(backend: str) -> list[Path]:

@@ -113,16 +113,17 @@ def _workspaces(report: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _devices(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The device that computes and, where that is not the CPU, the host."""
+    """The device that computes, the one that has the routed experts, and, where the first is not the CPU, the host."""
     device, weights, snapshots = report["device"], report["weights"], _snapshots(report)
     workspaces = sum(_workspaces(report).values())
+    experts: Mapping[str, Any] = report.get("experts") or {}
     on_host = weights["mapped_bytes"] + weights["repacked_bytes"]
     first = {
         "name": device["name"],
         "kind": device["kind"],
         "free_bytes": device["free"],
         "total_bytes": device["total"],
-        "weights_bytes": weights["device_bytes"] + weights["derived_bytes"],
+        "weights_bytes": weights["device_bytes"] + weights["derived_bytes"] + experts.get("hot_bytes", 0),
         "cache_bytes": report["state"]["total_bytes"],
         "snapshots_bytes": snapshots["device_bytes"],
         "workspaces_bytes": workspaces,
@@ -137,11 +138,22 @@ def _devices(report: Mapping[str, Any]) -> list[dict[str, Any]]:
         "snapshots_bytes": snapshots["host_bytes"],
         "workspaces_bytes": 0,
     }
+    second = {
+        "name": experts.get("device"),
+        "kind": "experts",
+        "free_bytes": experts.get("free"),
+        "total_bytes": experts.get("total"),
+        "weights_bytes": experts.get("bytes", 0),
+        "cache_bytes": 0,
+        "snapshots_bytes": 0,
+        "workspaces_bytes": experts.get("graph_bytes", 0),
+    }
+    beside = [second] if experts else []
     if device["kind"] != "cpu":
-        return [first, host]
+        return [first, *beside, host]
     for name in ("weights_bytes", "cache_bytes", "snapshots_bytes"):
         first[name] += host[name]
-    return [first]
+    return [first, *beside]
 
 
 def _peak_rss() -> int | None:

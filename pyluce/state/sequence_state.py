@@ -124,6 +124,12 @@ class SequenceState:
         if by_chunk:
             self.chunk_ends.append(self.length)
 
+    def take_back(self, n_tokens: int, n_chunks: int) -> None:
+        """Chunks that were committed before their step failed: the sequence is as after any failed step, to be cleared."""
+        if n_tokens:
+            del self.tokens[-n_tokens:]
+            del self.chunk_ends[-n_chunks:]
+
     def clear(self) -> None:
         """Back to the empty sequence: pages are returned, every part cleared."""
         self._pool.allocator.truncate(self._table, 0)

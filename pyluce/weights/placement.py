@@ -8,6 +8,7 @@ is the output matrix too. Of ggml's extra buffer types only the repacking one is
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
@@ -62,6 +63,10 @@ class Weights:
         """The `ggml_tensor *` of that name, or None."""
         return self._tensors.get(name)
 
+    def adopt(self, tensors: Mapping[str, int]) -> None:
+        """Know tensors that somebody else owns, by name, as if they were of the file."""
+        self._tensors.update(tensors)
+
     def report(self) -> PlacementReport:
         return self._report
 
@@ -86,17 +91,18 @@ def place_weights(
     *,
     repack: bool = True,
     copy: bool | None = None,
+    leave: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Weights:
     """Make a ggml tensor for every tensor of the trunk but the PLE table.
 
-    `repack` is for the CPU. `copy`: copy everything into one buffer of the backend; None: for a GPU.
+    `leave`: tensors that are placed elsewhere. `repack` is for the CPU. `copy`: copy everything into one buffer of the backend; None: for a GPU.
     `progress` is told the stage `weights` with bytes done and in all, while matrices are copied. Raises `ModelError` if
     the file cannot be read, `NativeError` if memory cannot be had.
     """
     if copy if copy is not None else not backend.is_cpu:
-        return _copied(model_file, backend, progress)
-    wanted = [t for t in model_file.tensors.values() if t.name != PLE_TABLE]
+        return _copied(model_file, backend, leave, progress)
+    wanted = [t for t in model_file.tensors.values() if t.name != PLE_TABLE and t.name not in leave]
     n_used = model_file.hparams.n_expert_used
     repack_type, repacked = repacked_tensors(wanted, n_used, backend) if repack else (None, [])
     names = {t.name for t in repacked}
@@ -144,9 +150,9 @@ def device_tensors(model_file: ModelFile) -> list[TensorInfo]:
     return sorted((t for t in model_file.tensors.values() if t.name not in on_host), key=lambda t: (t.shard, t.offset))
 
 
-def _copied(model_file: ModelFile, backend: Backend, progress: Progress | None) -> Weights:
+def _copied(model_file: ModelFile, backend: Backend, leave: Collection[str], progress: Progress | None) -> Weights:
     """Everything in one buffer of the device, streamed from the files."""
-    infos = device_tensors(model_file)
+    infos = [info for info in device_tensors(model_file) if info.name not in leave]
     embedding, table = model_file.tensors[TOKEN_EMBEDDING], model_file.tensors.get(PLE_TABLE)
     report = PlacementReport(
         mapped_bytes=embedding.nbytes,

@@ -17,6 +17,8 @@ from pyluce.weights.model_file import ModelFile, Progress
 from pyluce.weights.tensors import TensorInfo
 
 PIECE_BYTES: Final = 32 << 20
+REMOTE_PIECE_BYTES: Final = 8 << 20
+"""Of pieces beyond 10 MiB ggml's RPC client asks the server by their hash first, which takes longer than to send them."""
 
 
 def upload(
@@ -30,7 +32,7 @@ def upload(
 
     `progress` is told the stage `weights` with bytes done and in all. Raises `ModelError` when a file cannot be read.
     """
-    piece_bytes = PIECE_BYTES
+    piece_bytes = REMOTE_PIECE_BYTES if backend.name.startswith("rpc:") else PIECE_BYTES
     pieces = [(t, at, min(piece_bytes, t.nbytes - at)) for t in infos for at in range(0, t.nbytes, piece_bytes)]
     total, done = sum(size for _, _, size in pieces), 0
     with _staging(backend, piece_bytes) as halves, ThreadPoolExecutor(1) as reader:

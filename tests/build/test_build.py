@@ -258,7 +258,7 @@ echo run >> "$folder/cmake-runs"
 FAKE_NINJA = """#!/bin/sh
 mkdir -p "$2/bin"
 cd "$2"
-for lib in libggml-base libggml-cpu libggml libllama; do [ -f bin/$lib.so ] || echo $lib > bin/$lib.so; done
+for lib in libggml-base libggml-cpu libggml-rpc libggml libllama; do [ -f bin/$lib.so ] || echo $lib > bin/$lib.so; done
 echo "[1/1] Linking bin/libllama.so"
 """
 

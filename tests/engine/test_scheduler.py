@@ -223,8 +223,8 @@ class ShareSlots(Scheduler):
 
 
 class OneAfterTheOther(Scheduler):
-    def _advance(self, sequence: Any) -> None:
-        super()._advance(sequence)
+    def _advance(self, sequence: Any, chunk: Any) -> None:
+        super()._advance(sequence, chunk)
         if sequence.phase is Phase.PREFILL:
             self._prefilling.rotate(1)
 
@@ -392,3 +392,25 @@ def test_the_chunk_after_is_the_one_planned_next(counts: list[int]) -> None:
         assert plan.prefill == expected
         seen += 1
     assert seen == sum(counts)
+
+
+def test_chunks_that_a_runner_computes_at_once_are_planned_as_one() -> None:
+    scheduler = Scheduler(1, 0.5, prompt_streams=3)
+    bounds = [(i, i + 10) for i in range(0, 80, 10)]
+    scheduler.submit(1, bounds, stops=(50,))
+    scheduler.admit()
+    planned = []
+    while (chunk := scheduler.plan().prefill) is not None:
+        following = scheduler.after(chunk)
+        planned.append(
+            (chunk.begin, chunk.end, chunk.last, None if following is None else (following.begin, following.end))
+        )
+        scheduler.commit(StepResult(scheduler.plan()))
+        assert scheduler.violations() == []
+    assert planned == [(0, 30, False, (30, 40)), (30, 50, False, (50, 60)), (50, 80, True, None)]
+    other = Scheduler(1, 0.5, prompt_streams=2)
+    other.submit(1, bounds)
+    other.admit()
+    other.skip(1, 30)
+    chunk = other.plan().prefill
+    assert chunk is not None and (chunk.begin, chunk.end) == (30, 50)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pyluce.native import declare, gguf, llama_structs, load_libraries, luce, structs
+from pyluce.native import declare, gguf, llama_structs, load_libraries, luce, rpc, structs
 from pyluce.native import ggml as ggml
 from pyluce.native import ggml_backend as api
 from pyluce.native import llama as llama
@@ -15,7 +15,10 @@ from tests.native.headers import POINTER, TEXT, Headers
 
 SOURCE = Path(__file__).resolve().parents[2] / "vendor" / "src"
 HEADERS = [
-    *(SOURCE / "ggml" / "include" / f"{name}.h" for name in ("ggml", "ggml-alloc", "ggml-backend", "ggml-cpu", "gguf")),
+    *(
+        SOURCE / "ggml" / "include" / f"{name}.h"
+        for name in ("ggml", "ggml-alloc", "ggml-backend", "ggml-cpu", "ggml-rpc", "gguf")
+    ),
     SOURCE / "ggml" / "include" / "ggml-luce.h",
     SOURCE / "ggml" / "include" / "ggml-luce-path.h",
     SOURCE / "ggml" / "include" / "ggml-luce-guard.h",
@@ -23,7 +26,7 @@ HEADERS = [
 ]
 STRUCTS = [
     value
-    for module in (structs, llama_structs, gguf)
+    for module in (structs, llama_structs, gguf, rpc)
     for value in vars(module).values()
     if isinstance(value, type) and issubclass(value, ctypes.Structure) and value is not ctypes.Structure
 ]

@@ -16,13 +16,28 @@ def test_names() -> None:
     assert parse_device("cpu") == ("cpu", 0)
     assert parse_device("cuda:0") == ("cuda", 0)
     assert parse_device("hip:12") == ("hip", 12)
+    assert parse_device("rpc:box.local:50052") == ("rpc", 0)
 
 
 @pytest.mark.parametrize(
-    "name", ["", "gpu", "cuda", "cuda:", "cuda:-1", "cuda:1x", "CUDA0", "cpu:0", "vulkan:0", "cuda:0\n"]
+    "name",
+    [
+        "",
+        "gpu",
+        "cuda",
+        "cuda:",
+        "cuda:-1",
+        "cuda:1x",
+        "CUDA0",
+        "cpu:0",
+        "vulkan:0",
+        "cuda:0\n",
+        "rpc:box",
+        "rpc:box:70000",
+    ],
 )
 def test_what_is_no_device_is_refused_everywhere(name: str) -> None:
-    with pytest.raises(ValueError, match="expected cpu, cuda:N or hip:N"):
+    with pytest.raises(ValueError, match="expected cpu, cuda:N, hip:N or rpc:HOST:PORT"):
         parse_device(name)
     with pytest.raises(ValueError, match="device: expected cpu"):
         RunnerOptions(device=name)

@@ -59,10 +59,10 @@ class ProcessMemory(Shown):
 
 
 class DeviceMemory(Shown):
-    """One device. On the CPU everything is one device; beside a GPU the host is a second one."""
+    """One device. On the CPU everything is one device; beside a GPU the host is another one, and so is an expert device ("experts")."""
 
     name: str
-    kind: Literal["cpu", "gpu", "host"]
+    kind: Literal["cpu", "gpu", "experts", "host"]
     free_bytes: int | None = Field(description="As the driver (for the CPU, the system) said after the last request.")
     total_bytes: int | None
     weights_bytes: int

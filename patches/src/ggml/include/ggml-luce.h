@@ -16,6 +16,7 @@
 // Attention and indexer rows live in one pool a layer, in pages of GGML_LUCE_PAGE tokens; `pages` is I32 [n_page_max, n_slot].
 #pragma once
 
+#include "ggml-backend.h"
 #include "ggml.h"
 
 #ifdef __cplusplus
@@ -48,6 +49,9 @@ enum ggml_luce_kind {
     GGML_LUCE_MOE_COMBINE,
     GGML_LUCE_SILU_SCALE,
     GGML_LUCE_ARGMAX,
+    GGML_LUCE_MOE_JOIN,
+    GGML_LUCE_PICK_SPLIT,
+    GGML_LUCE_PICK_MERGE,
     GGML_LUCE_KIND_COUNT,
 };
 
@@ -141,10 +145,24 @@ GGML_API struct ggml_tensor * ggml_luce_route(struct ggml_context * ctx, struct 
 
 // picks [H, n_used, T], logits [E, T], ids I32 [n_used, T], shared [H, T], shared_gate [1, T] -> [H, T]:
 // the sum in pick order of w_j * pick_j, plus shared * sigmoid(shared_gate); w = softmax over all E at the picked ids, divided by
-// its sum over the picks, that sum being at least 2^-14
+// its sum over the picks, that sum being at least 2^-14. shared and shared_gate both NULL: the picks' sum alone
 GGML_API struct ggml_tensor * ggml_luce_moe_combine(
         struct ggml_context * ctx, struct ggml_tensor * picks, struct ggml_tensor * logits, struct ggml_tensor * ids,
         struct ggml_tensor * shared, struct ggml_tensor * shared_gate);
+
+// sum [H, T] of ggml_luce_moe_combine without a shared expert, shared [H, T], shared_gate [1, T] -> [H, T]: what it gives with one
+GGML_API struct ggml_tensor * ggml_luce_moe_join(
+        struct ggml_context * ctx, struct ggml_tensor * sum, struct ggml_tensor * shared, struct ggml_tensor * shared_gate);
+
+// Experts on two devices. ids I32 [n_used, T], slots I32 [E]: an expert's place among those here, -1 for one that is not here ->
+// I32 [n_used, 2*T]: rows 0..T-1 the places of the picks that are here, rows T..2T-1 the ids of the others; -1 in the other half. A
+// row graph's MUL_MAT_ID skips an id of -1: the pick's row is zero
+GGML_API struct ggml_tensor * ggml_luce_pick_split(struct ggml_context * ctx, struct ggml_tensor * ids, struct ggml_tensor * slots);
+
+// here, there F32 [H, n_used, T], places I32 [n_used, T] (the first half of ggml_luce_pick_split) -> [H, n_used, T]: the pick of `here` where
+// its place is not -1, of `there` where it is
+GGML_API struct ggml_tensor * ggml_luce_pick_merge(
+        struct ggml_context * ctx, struct ggml_tensor * here, struct ggml_tensor * there, struct ggml_tensor * places);
 
 // x [n, T] -> [n, T]: silu(x * scale)
 GGML_API struct ggml_tensor * ggml_luce_silu_scale(struct ggml_context * ctx, struct ggml_tensor * x, float scale);
@@ -156,6 +174,33 @@ GGML_API struct ggml_tensor * ggml_luce_argmax(struct ggml_context * ctx, struct
 // a graph that is computed again and again as it is: a device that captured it need not compare its nodes with the last time's.
 // To be called again whenever a tensor of it has moved.
 GGML_API void ggml_luce_graph_retain(struct ggml_cgraph * graph);
+
+// A graph of `target` whose routed experts another device has, too: it is computed in parts, and between them tensors travel.
+//
+// For each layer in order: nodes up to `send_at` (one past the last) on the target; `from` is copied to `to` on the expert device, which
+// computes `layer`; meanwhile the target computes its nodes up to `receive_at`; `result` is copied to `into` on the target. After the last
+// layer the rest of the graph. Devices of one kind copy by themselves, in their streams' order; elsewhere the host waits and copies.
+// Tensors have memory, `to`, `result` and `into` may be the same for all layers. The graphs must stay as they are.
+struct ggml_luce_split;
+
+GGML_API struct ggml_luce_split * ggml_luce_split_new(ggml_backend_t target, ggml_backend_t expert, struct ggml_cgraph * graph);
+// false when the nodes are not in order, or no memory can be had
+GGML_API bool ggml_luce_split_add(
+        struct ggml_luce_split * split, int send_at, int receive_at, struct ggml_cgraph * layer, int n_send,
+        struct ggml_tensor * const * from, struct ggml_tensor * const * to, struct ggml_tensor * result, struct ggml_tensor * into);
+// As ggml_backend_graph_compute_async of the target: when that is idle, the expert device is. GGML_STATUS_FAILED when the expert device
+// has gone; after a failure both are idle
+GGML_API enum ggml_status ggml_luce_split_compute(struct ggml_luce_split * split);
+// Several graphs at once, all of the same layers and devices, layer by layer: a graph's layer may use what those before it left in the same
+// layer, and the end of it what they left at theirs. No two of them share graph memory on either device
+GGML_API enum ggml_status ggml_luce_split_compute_streams(struct ggml_luce_split * const * splits, int n);
+// bytes that a computation sends to the expert device, and gets from it
+GGML_API void ggml_luce_split_bytes(const struct ggml_luce_split * split, int64_t * sent, int64_t * received);
+// For measurements: events that the devices record in every computation from now on; NULL: none any more. target [3*L + 2]: at the start, for
+// each layer before sending, after what it computes beside the expert device and when the result is there, at the end; expert [2*L + 1]:
+// at the start, for each layer when it has what was sent, and its result
+GGML_API void ggml_luce_split_record(struct ggml_luce_split * split, ggml_backend_event_t * target, ggml_backend_event_t * expert);
+GGML_API void ggml_luce_split_free(struct ggml_luce_split * split);
 
 // marks a MUL_MAT or MUL_MAT_ID; false when the tensor is neither
 GGML_API bool                 ggml_luce_set_phase(struct ggml_tensor * tensor, enum ggml_luce_phase phase);

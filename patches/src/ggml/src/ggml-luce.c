@@ -31,6 +31,7 @@ const char * ggml_luce_kind_name(enum ggml_luce_kind kind) {
     static const char * names[GGML_LUCE_KIND_COUNT] = {
         "hc_init", "hc_norm", "hc_mix", "hc_combine", "norm_rope", "gdn", "qsa_pool", "qsa_select", "qsa_attn",
         "ple_gate", "ple_conv", "route", "moe_combine", "silu_scale", "argmax",
+        "moe_join", "pick_split", "pick_merge",
     };
     return kind >= 0 && kind < GGML_LUCE_KIND_COUNT ? names[kind] : "unknown";
 }
@@ -102,6 +103,10 @@ static bool is_vector(const struct ggml_tensor * t, int64_t n) {
 
 static bool is_rows_table(const struct ggml_tensor * t, int64_t n) {
     return t != NULL && t->type == GGML_TYPE_I32 && ggml_is_contiguous(t) && t->ne[0] == 4 && t->ne[1] == n;
+}
+
+static bool is_ids(const struct ggml_tensor * t, int64_t ne0, int64_t ne1) {
+    return t != NULL && t->type == GGML_TYPE_I32 && ggml_is_contiguous(t) && t->ne[0] == ne0 && t->ne[1] == ne1 && t->ne[2] == 1 && t->ne[3] == 1;
 }
 
 static bool is_pages(const struct ggml_tensor * t) {
@@ -314,10 +319,35 @@ struct ggml_tensor * ggml_luce_moe_combine(
     const int64_t u = picks->ne[1];
     const int64_t t = picks->ne[2];
     EXPECT(is_whole(picks) && picks->ne[3] == 1 && u <= 64);
-    EXPECT(is_rows(logits, logits->ne[0], t) && is_rows(shared, n, t) && is_rows(shared_gate, 1, t));
-    EXPECT(ids->type == GGML_TYPE_I32 && ggml_is_contiguous(ids) && ids->ne[0] == u && ids->ne[1] == t);
+    EXPECT(is_rows(logits, logits->ne[0], t) && (shared == NULL) == (shared_gate == NULL));
+    EXPECT(shared == NULL || (is_rows(shared, n, t) && is_rows(shared_gate, 1, t)));
+    EXPECT(is_ids(ids, u, t));
     struct ggml_tensor * dst = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, n, t);
     FINISH(dst, picks, logits, ids, shared, shared_gate);
+}
+
+struct ggml_tensor * ggml_luce_moe_join(
+        struct ggml_context * ctx, struct ggml_tensor * sum, struct ggml_tensor * shared, struct ggml_tensor * shared_gate) {
+    const enum ggml_luce_kind kind = GGML_LUCE_MOE_JOIN;
+    EXPECT(is_rows(sum, sum->ne[0], sum->ne[1]) && is_rows(shared, sum->ne[0], sum->ne[1]) && is_rows(shared_gate, 1, sum->ne[1]));
+    struct ggml_tensor * dst = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, sum->ne[0], sum->ne[1]);
+    FINISH(dst, sum, shared, shared_gate);
+}
+
+struct ggml_tensor * ggml_luce_pick_split(struct ggml_context * ctx, struct ggml_tensor * ids, struct ggml_tensor * slots) {
+    const enum ggml_luce_kind kind = GGML_LUCE_PICK_SPLIT;
+    EXPECT(is_ids(ids, ids->ne[0], ids->ne[1]) && is_ids(slots, slots->ne[0], 1));
+    struct ggml_tensor * dst = ggml_new_tensor_2d(ctx, GGML_TYPE_I32, ids->ne[0], 2 * ids->ne[1]);
+    FINISH(dst, ids, slots);
+}
+
+struct ggml_tensor * ggml_luce_pick_merge(
+        struct ggml_context * ctx, struct ggml_tensor * here, struct ggml_tensor * there, struct ggml_tensor * places) {
+    const enum ggml_luce_kind kind = GGML_LUCE_PICK_MERGE;
+    EXPECT(is_whole(here) && is_whole(there) && ggml_are_same_shape(here, there) && here->ne[3] == 1);
+    EXPECT(is_ids(places, here->ne[1], here->ne[2]));
+    struct ggml_tensor * dst = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, here->ne[0], here->ne[1], here->ne[2]);
+    FINISH(dst, here, there, places);
 }
 
 struct ggml_tensor * ggml_luce_silu_scale(struct ggml_context * ctx, struct ggml_tensor * x, float scale) {

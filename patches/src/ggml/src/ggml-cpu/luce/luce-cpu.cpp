@@ -30,6 +30,9 @@ const luce_kind_entry kinds[GGML_LUCE_KIND_COUNT] = {
     /* GGML_LUCE_MOE_COMBINE */ { luce_moe_combine, nullptr },
     /* GGML_LUCE_SILU_SCALE  */ { luce_silu_scale,  nullptr },
     /* GGML_LUCE_ARGMAX      */ { luce_argmax,      nullptr },
+    /* GGML_LUCE_MOE_JOIN    */ { luce_moe_join,    nullptr },
+    /* GGML_LUCE_PICK_SPLIT  */ { luce_pick_split,  nullptr },
+    /* GGML_LUCE_PICK_MERGE  */ { luce_pick_merge,  nullptr },
 };
 
 const luce_kind_entry & entry_of(const ggml_tensor * dst) {

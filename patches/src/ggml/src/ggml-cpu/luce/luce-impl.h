@@ -31,6 +31,9 @@ void luce_route      (const ggml_compute_params * params, ggml_tensor * dst);
 void luce_moe_combine(const ggml_compute_params * params, ggml_tensor * dst);
 void luce_silu_scale (const ggml_compute_params * params, ggml_tensor * dst);
 void luce_argmax     (const ggml_compute_params * params, ggml_tensor * dst);
+void luce_moe_join   (const ggml_compute_params * params, ggml_tensor * dst);
+void luce_pick_split (const ggml_compute_params * params, ggml_tensor * dst);
+void luce_pick_merge (const ggml_compute_params * params, ggml_tensor * dst);
 
 size_t luce_gdn_work_size       (const ggml_tensor * dst, int n_tasks);
 size_t luce_qsa_select_work_size(const ggml_tensor * dst, int n_tasks);

@@ -64,7 +64,46 @@ void luce_moe_combine(const ggml_compute_params * params, ggml_tensor * dst) {
             const float * pick = (const float *) ((const char *) picks->data + r * picks->nb[2] + j * picks->nb[1]);
             ggml_vec_mad_f32((int) n, y, pick, w[j] / chosen);
         }
-        ggml_vec_mad_f32((int) n, y, row_of(shared, r), luce_sigmoid(row_of(gate, r)[0]));
+        if (shared) {
+            ggml_vec_mad_f32((int) n, y, row_of(shared, r), luce_sigmoid(row_of(gate, r)[0]));
+        }
+    }
+}
+
+void luce_moe_join(const ggml_compute_params * params, ggml_tensor * dst) {
+    const int64_t n = dst->ne[0];
+    const luce_share share(dst->ne[1], params->ith, params->nth);
+    for (int64_t r = share.begin; r < share.end; r++) {
+        float * y = row_of(dst, r);
+        memcpy(y, row_of(dst->src[0], r), n * sizeof(float));
+        ggml_vec_mad_f32((int) n, y, row_of(dst->src[1], r), luce_sigmoid(row_of(dst->src[2], r)[0]));
+    }
+}
+
+void luce_pick_split(const ggml_compute_params * params, ggml_tensor * dst) {
+    const int32_t * ids   = (const int32_t *) dst->src[0]->data;
+    const int32_t * slots = (const int32_t *) dst->src[1]->data;
+    const int64_t n_pick   = ggml_nelements(dst->src[0]);
+    const int64_t n_expert = dst->src[1]->ne[0];
+    int32_t * here  = (int32_t *) dst->data;
+    int32_t * there = here + n_pick;
+
+    const luce_share share(n_pick, params->ith, params->nth);
+    for (int64_t p = share.begin; p < share.end; p++) {
+        const bool known = ids[p] >= 0 && ids[p] < n_expert;
+        here[p]  = known ? slots[ids[p]] : -1;
+        there[p] = known && here[p] < 0 ? ids[p] : -1;
+    }
+}
+
+void luce_pick_merge(const ggml_compute_params * params, ggml_tensor * dst) {
+    const int64_t n = dst->ne[0];
+    const int32_t * places = (const int32_t *) dst->src[2]->data;
+
+    const luce_share share(dst->ne[1] * dst->ne[2], params->ith, params->nth);
+    for (int64_t p = share.begin; p < share.end; p++) {
+        const float * from = (const float *) dst->src[places[p] < 0 ? 1 : 0]->data;
+        memcpy((float *) dst->data + p * n, from + p * n, n * sizeof(float));
     }
 }
 

@@ -39,6 +39,9 @@ void luce_cuda_route      (ggml_backend_cuda_context & ctx, ggml_tensor * dst);
 void luce_cuda_moe_combine(ggml_backend_cuda_context & ctx, ggml_tensor * dst);
 void luce_cuda_silu_scale (ggml_backend_cuda_context & ctx, ggml_tensor * dst);
 void luce_cuda_argmax     (ggml_backend_cuda_context & ctx, ggml_tensor * dst);
+void luce_cuda_moe_join   (ggml_backend_cuda_context & ctx, ggml_tensor * dst);
+void luce_cuda_pick_split (ggml_backend_cuda_context & ctx, ggml_tensor * dst);
+void luce_cuda_pick_merge (ggml_backend_cuda_context & ctx, ggml_tensor * dst);
 
 // whether the device kernels take these sizes; the reason is logged once a call when they do not
 bool luce_cuda_route_supports(const ggml_tensor * op);

@@ -168,7 +168,7 @@ struct moe_args {
     const float *   logits;
     int64_t         logits_row;
     const int32_t * ids;
-    const float *   shared;
+    const float *   shared;                // NULL, as gate is: the picks' sum alone
     int64_t         shared_row;
     const float *   gate;
     int64_t         gate_row;
@@ -184,10 +184,10 @@ moe_args args_of(const ggml_tensor * dst) {
     a.logits      = (const float *) dst->src[1]->data;
     a.logits_row  = luce_stride(dst->src[1]);
     a.ids         = (const int32_t *) dst->src[2]->data;
-    a.shared      = (const float *) dst->src[3]->data;
-    a.shared_row  = luce_stride(dst->src[3]);
-    a.gate        = (const float *) dst->src[4]->data;
-    a.gate_row    = luce_stride(dst->src[4]);
+    a.shared      = dst->src[3] ? (const float *) dst->src[3]->data : nullptr;
+    a.shared_row  = dst->src[3] ? luce_stride(dst->src[3]) : 0;
+    a.gate        = dst->src[4] ? (const float *) dst->src[4]->data : nullptr;
+    a.gate_row    = dst->src[4] ? luce_stride(dst->src[4]) : 0;
     a.n           = (int) dst->ne[0];
     a.n_expert    = (int) dst->src[1]->ne[0];
     a.n_used      = (int) picks->ne[1];
@@ -202,7 +202,7 @@ __device__ __forceinline__ float4 mixture(const moe_args & a, int64_t row, int i
     for (int j = 0; j < a.n_used; j++) {
         sum = luce_fma4(luce_load4(picks + j * a.pick_stride, i0, a.n, whole), weights[j], sum);
     }
-    return luce_fma4(luce_load4(a.shared + row * a.shared_row, i0, a.n, whole), shared_weight, sum);
+    return a.shared ? luce_fma4(luce_load4(a.shared + row * a.shared_row, i0, a.n, whole), shared_weight, sum) : sum;
 }
 
 __device__ __forceinline__ bool is_whole(const moe_args & a) {
@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(THREADS) moe_combine_kernel(const moe_args a, 
     ggml_cuda_pdl_lc();
     ggml_cuda_pdl_sync();
     pick_weights<THREADS>(a.logits + row * a.logits_row, a.ids + row * a.n_used, a.n_expert, a.n_used, weights, shared);
-    const float w = luce_sigmoid(a.gate[row * a.gate_row]);
+    const float w = a.gate ? luce_sigmoid(a.gate[row * a.gate_row]) : 0.0f;
     const bool whole = is_whole(a) && luce_aligned(y);
     for (int i0 = 4 * (blockIdx.y * THREADS + threadIdx.x); i0 < a.n; i0 += 4 * gridDim.y * THREADS) {
         luce_store4(y + row * a.n, i0, a.n, whole, mixture(a, row, i0, whole, weights, w));

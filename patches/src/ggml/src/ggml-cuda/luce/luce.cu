@@ -25,6 +25,9 @@ const luce_cuda_kernel_t kinds[GGML_LUCE_KIND_COUNT] = {
     /* GGML_LUCE_MOE_COMBINE */ luce_cuda_moe_combine,
     /* GGML_LUCE_SILU_SCALE  */ luce_cuda_silu_scale,
     /* GGML_LUCE_ARGMAX      */ luce_cuda_argmax,
+    /* GGML_LUCE_MOE_JOIN    */ luce_cuda_moe_join,
+    /* GGML_LUCE_PICK_SPLIT  */ luce_cuda_pick_split,
+    /* GGML_LUCE_PICK_MERGE  */ luce_cuda_pick_merge,
 };
 
 } // namespace

@@ -1,0 +1,1 @@
+"""Experts on a second device: the same bits wherever they are."""
