@@ -196,6 +196,7 @@ def tally(w: Waves, space: Space, size: int, count: int, write: bool, addresses:
             stats.global_stored += total
         else:
             stats.global_loaded += total
+            w.machine.count_sectors(w, addresses, lanes, size)
     elif space.kind == "scratch":
         stats.scratch_bytes += total
     else:
