@@ -76,6 +76,7 @@ class HotLearner:
         self.options = options or LearnerOptions()
         self._expert_bytes = tuple(expert_bytes)
         self._heat = np.zeros((shape.n_layer, shape.n_expert), np.float64)
+        self._firsts = (np.arange(shape.n_layer, dtype=np.int64) * shape.n_expert)[:, None, None]
         self._weight = 1.0
         self._used = shape.n_used
         self._credit = 0.0
@@ -96,8 +97,7 @@ class HotLearner:
         if not rows:
             return
         self._weight *= 2.0 ** (rows / self.options.half_life_rows)
-        for layer in range(n_layer):
-            np.add.at(self._heat[layer], picks[layer].ravel(), self._weight)
+        np.add.at(self._heat.reshape(-1), (picks + self._firsts[:n_layer]).reshape(-1), self._weight)
         if self._weight > RESCALE_AT:
             self._heat /= self._weight
             self._weight = 1.0
@@ -141,19 +141,18 @@ class HotLearner:
     def _worthwhile(self) -> list[tuple[Swap, float]]:
         """The best swap of each layer that has one, with the picks that it gains."""
         options, found = self.options, []
+        is_hot = np.zeros(self._heat.shape, bool)
+        for layer, ids in enumerate(self.hot.layers):
+            is_hot[layer, list(ids)] = True
+        coldest = np.where(is_hot, self._heat, np.inf).argmin(axis=1)
+        hottest = np.where(is_hot, -1.0, self._heat).argmax(axis=1)
+        least = max(options.min_gain, float(np.finfo(np.float64).tiny))
         for layer, ids in enumerate(self.hot.layers):
             if not ids or len(ids) == self._heat.shape[1]:
                 continue
-            heat = self._heat[layer]
-            inside = heat[list(ids)]
-            slot = int(inside.argmin())
-            outside = heat.copy()
-            outside[list(ids)] = -1.0
-            expert = int(outside.argmax())
-            gain = float(outside[expert] - inside[slot]) / self._weight
-            if (
-                gain >= max(options.min_gain, np.finfo(np.float64).tiny)
-                and outside[expert] >= options.margin * inside[slot]
-            ):
-                found.append((Swap(layer, slot, expert, ids[slot], self._expert_bytes[layer]), gain))
+            goes, comes = int(coldest[layer]), int(hottest[layer])
+            have, get = float(self._heat[layer, goes]), float(self._heat[layer, comes])
+            gain = (get - have) / self._weight
+            if gain >= least and get >= options.margin * have:
+                found.append((Swap(layer, ids.index(goes), comes, goes, self._expert_bytes[layer]), gain))
         return found

@@ -241,7 +241,7 @@ class Machine:
         self.state[waiting] = RUNNING
         self.stats.barriers += len(np.unique(self.group_of[waiting]))
         if self.races is not None:
-            self.races.epoch[waiting] += 1
+            self.races.barrier(waiting)
         return True
 
     def _batch(self, chosen: np.ndarray, pc: int, stop: int) -> None:
