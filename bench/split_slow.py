@@ -157,28 +157,23 @@ def timeline(runner: TrunkRunner, work: Callable[[], object]) -> dict[str, Any]:
         for split in splits:
             luce.ggml_luce_split_record(split.ptr, None, None)
     api.ggml_backend_synchronize(splits[0]._expert.ptr)
-    alone, beside, there, total = [], [], [], 0.0
+    alone, beside, there = [], [], []
+    begin = total = 0.0
     for stream, (target, expert) in enumerate(events):
         t, e = target.milliseconds(events[0][0]), expert.milliseconds(events[0][1])
         n = len(e) // 2
-        begins = [t[0], *(t[3 * i + 3] for i in range(n))]
+        begins = [begin, *(t[3 * i + 3] for i in range(n))]
         ends = [*(t[3 * i + 1] for i in range(n)), t[-1]]
-        # what a stream waits for in the first part of a layer is the other streams' work, not its own
-        alone += [(begin, end, stream) for begin, end in zip(begins, ends, strict=True)] if len(events) == 1 else []
+        alone += [(a, b, stream) for a, b in zip(begins, ends, strict=True)]
+        begin = t[2]  # the next stream's first layer comes after this one's
         beside += [(t[3 * i + 1], t[3 * i + 2], stream) for i in range(n)]
         there += [(e[2 * i + 1], e[2 * i + 2], stream) for i in range(n)]
         total = max(total, t[-1])
-    expert_busy = sum(end - begin for begin, end, _ in there) / total
-    found: dict[str, Any] = {
-        "target": alone,
-        "beside": beside,
-        "expert": there,
-        "ms": total,
-        "expert_busy": expert_busy,
-    }
-    if len(events) == 1:
-        found["target_busy"] = sum(end - begin for begin, end, _ in [*alone, *beside]) / total
-    return found
+    return {
+        "target": alone, "beside": beside, "expert": there, "ms": total,
+        "target_busy": sum(b - a for a, b, _ in [*alone, *beside]) / total,
+        "expert_busy": sum(b - a for a, b, _ in there) / total,
+    }  # fmt: skip
 
 
 def _last_splits(runner: TrunkRunner) -> list[SplitGraph]:
