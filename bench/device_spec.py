@@ -4,7 +4,7 @@
     python -m bench.device_spec --device cuda:0 --json build/bench/spec.json            # writes the model if it is not there
     python -m bench.device_spec --device cpu --only tiny,prefill --model LUCE-TINY.gguf
 
-Parts, each in what `--limit` leaves of the time:
+Parts:
 
 * prefill: prompts of `--prompt` tokens with the head's keys and values, and on a runner without a head.
 * forced: steps as the engine makes them (draft, one row graph, tokens chosen on the device, rollback), but how many drafts are right is

@@ -164,7 +164,11 @@ def _open(path: Path, options: LoadOptions, report: Progress) -> tuple[ParkingCo
 
 
 def _speculator(speculation: Speculation) -> Speculator[SequenceState] | None:
-    return Speculator(speculation.options, seed=speculation.seed) if speculation.options.enabled else None
+    return (
+        Speculator(speculation.options, seed=speculation.seed, head_tokens=speculation.head_tokens)
+        if speculation.options.enabled
+        else None
+    )
 
 
 def _open_recorder(path: Path, options: LoadOptions, stack: ExitStack) -> RouteRecorder | None:

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Final
 
+from pyluce.graph.drafting import GPU_DRAFT_TOKENS
 from pyluce.options import LoadOptions, OptionError
 from pyluce.spec import SpecOptions
 from pyluce.spec.cost import Seed
 from pyluce.weights import ModelFile, MtpStatus
+from pyluce.weights.draft_vocabulary import DRAFT_VOCAB, pays
 from pyluce.weights.tensors import OUTPUT, PLE_TABLE, TOKEN_EMBEDDING, TensorInfo
 
 CPU_ROW: Final = 0.6
@@ -26,11 +28,14 @@ WOULD_NOT_PAY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What was decided. `mtp_reason`: why the model's draft head is not used, empty when it is; `draft_path`: the file it is in."""
+    """What was decided. `mtp_reason`: why the model's draft head is not used, empty when it is; `draft_path`: the file it is in;
+    `draft_vocabulary`: tokens that it may draft, of how many; `head_tokens`: of a sequence, up to which it drafts, None: to the end."""
 
     options: SpecOptions
     mtp_reason: str = ""
     draft_path: str | None = None
+    draft_vocabulary: tuple[int, int] = (0, 0)
+    head_tokens: int | None = None
     seed: Seed = field(default_factory=Seed)
 
     @property
@@ -52,13 +57,22 @@ def choose_speculation(model: ModelFile, options: LoadOptions) -> Speculation:
     on_cpu = options.device == "cpu"
     seed = Seed(row=CPU_ROW, beside=CPU_BESIDE) if on_cpu else Seed()
     asked = options.spec is not None or options.draft is not None or options.verify_width != 0
-    pays = there and (asked or not on_cpu or likely_gain(model, seed) >= 1.0)
-    sources = options.spec if options.spec is not None else (("mtp",) if pays else ())
+    worth_it = there and (asked or not on_cpu or likely_gain(model, seed) >= 1.0)
+    sources = options.spec if options.spec is not None else (("mtp",) if worth_it else ())
     if "mtp" in sources and not there and options.verify_width != 1:
         raise OptionError(f"spec: mtp: {reason}")
     chosen = SpecOptions(sources, options.verify_width)
     if "mtp" in sources and chosen.enabled:
-        return Speculation(chosen, draft_path=model.mtp.path, seed=replace(seed, draft=draft_share(model)))
+        n_vocab = model.hparams.n_vocab
+        drafted = DRAFT_VOCAB if pays(n_vocab, DRAFT_VOCAB) else n_vocab
+        seed = replace(seed, draft=draft_share(model))
+        return Speculation(
+            chosen,
+            draft_path=model.mtp.path,
+            draft_vocabulary=(drafted, n_vocab),
+            head_tokens=None if on_cpu else GPU_DRAFT_TOKENS,
+            seed=seed,
+        )
     if options.verify_width == 1:
         reason = "verify_width is 1"
     elif there:
@@ -95,5 +109,9 @@ def draft_share(model: ModelFile) -> float:
     head = [t for t in model.mtp.tensors.values() if t.name not in aside and ".indexer." not in t.name]
     trunk = [t for name, t in model.tensors.items() if name not in aside and t.name not in model.mtp.tensors]
     output = model.tensors.get(OUTPUT, model.tensors[TOKEN_EMBEDDING])
-    both = [] if OUTPUT in model.mtp.tensors else [output]
-    return read([*head, *both]) / read([*trunk, output] if OUTPUT not in model.tensors else trunk)
+    matrix = read([model.mtp.tensors.get(OUTPUT, output)])
+    if pays(hp.n_vocab, DRAFT_VOCAB):
+        matrix *= DRAFT_VOCAB / hp.n_vocab
+    return (read(t for t in head if t.name != OUTPUT) + matrix) / read(
+        [*trunk, output] if OUTPUT not in model.tensors else trunk
+    )

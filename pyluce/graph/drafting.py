@@ -15,13 +15,15 @@ from pyluce.graph.mtp_inputs import DraftRequest, DraftWriter
 from pyluce.native.backend import Backend, GraphAllocator
 from pyluce.native.luce import Fault
 from pyluce.native.tensors import tensor_get
-from pyluce.state.pages import pages_for
+from pyluce.state.pages import PAGE_TOKENS, pages_for
 from pyluce.state.pool import StatePool
 from pyluce.weights import HParams
 
 MAX_DRAFTS: Final = 7
-RETAINED_DRAFT_GRAPHS: Final = 16
+RETAINED_DRAFT_GRAPHS: Final = 32
 SMALLEST_PAGES: Final = 16
+GPU_DRAFT_TOKENS: Final = 65_536
+"""Tokens of a sequence, its drafts included, up to which a GPU's attention serves the head, which reads every page."""
 
 
 class Drafter:
@@ -66,26 +68,31 @@ class Drafter:
             raise ValueError("expected every sequence once")
         if not wanted:
             return []
+        furthest = max(state.length + count for state, _, count in wanted)
+        if furthest > GPU_DRAFT_TOKENS and not self._backend.is_cpu:
+            raise ValueError(f"expected drafts within {GPU_DRAFT_TOKENS} tokens on a GPU, found {furthest}")
         for state, _, count in wanted:
             state.prepare_draft(count)
         n_steps = max(count for _, _, count in wanted)
-        furthest = max(state.length + count for state, _, count in wanted)
         graph = self._graph(DraftKey(len(wanted), n_steps, self._pages(furthest)))
         self._inputs.write(graph, wanted)
         graph.compute(self._backend)
         self._inputs.computed()
         ids = [tensor_get(tensor, np.int32, len(wanted)) for tensor in graph.drafts]
+        chosen = self._weights.draft_ids
         if self._keep_logits:
-            shape = (len(wanted), self._hparams.n_vocab)
+            shape = (len(wanted), self._hparams.n_vocab if chosen is None else len(chosen))
             self.last_logits = [tensor_get(tensor, np.float32, shape) for tensor in graph.logits]
-        return [[max(0, int(ids[j][i])) for j in range(count)] for i, (_, _, count) in enumerate(wanted)]
+        drafts = [[max(0, int(ids[j][i])) for j in range(count)] for i, (_, _, count) in enumerate(wanted)]
+        return drafts if chosen is None else [[int(chosen[row]) for row in mine] for mine in drafts]
 
     def _pages(self, n_tokens: int) -> int:
         """Bound on the pages that a row sees: a power of two, so that few graphs serve all lengths."""
         n_pages = SMALLEST_PAGES
         while n_pages < pages_for(n_tokens):
             n_pages *= 2
-        return min(n_pages, self._pool.pages_per_slot)
+        most = self._pool.pages_per_slot if self._backend.is_cpu else GPU_DRAFT_TOKENS // PAGE_TOKENS - 1
+        return min(n_pages, self._pool.pages_per_slot, most)
 
     def _graph(self, key: DraftKey) -> DraftGraph:
         graph = self._graphs.get(key)
@@ -129,8 +136,10 @@ class Drafter:
         return self._inputs.host_bytes
 
     def report(self) -> dict[str, int]:
-        """Graph memory in bytes, graphs kept."""
-        return {"graph_bytes": self._allocator.n_bytes, "graphs": len(self._graphs)}
+        """Graph memory in bytes, graphs kept, tokens that may be drafted."""
+        ids = self._weights.draft_ids
+        vocabulary = self._hparams.n_vocab if ids is None else len(ids)
+        return {"graph_bytes": self._allocator.n_bytes, "graphs": len(self._graphs), "vocabulary": vocabulary}
 
     def close(self) -> None:
         """Free the graphs. Idempotent."""

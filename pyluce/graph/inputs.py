@@ -175,7 +175,7 @@ class InputWriter:
         if len(into.rows) > n_rows:
             self._pad(into, n_rows)
         if not ready:
-            self._embed(into.embd_address, [token for _, tokens in groups for token in tokens])
+            self.embed(into.embd_address, [token for _, tokens in groups for token in tokens])
         if into.fill is not None:
             self._fills.write(into.fill, groups, n_rows)
 
@@ -204,7 +204,7 @@ class InputWriter:
             width = h.ple.n_heads * h.ple.head_dim
             ple = self._staging.array(block, aligned(embd.nbytes), (stretch.n_rows, width), np.float32)
             counts = self._ple.gather_into(ple_row_ids(h.ple, stretch.tokens, stretch.before), ple[:n])
-        self._embed(embd.ctypes.data, list(stretch.tokens))
+        self.embed(embd.ctypes.data, list(stretch.tokens))
         self._rope.warm(stretch.first, n)
         return counts
 
@@ -286,7 +286,7 @@ class InputWriter:
             if values is not None:
                 values[n_rows:] = 0.0
 
-    def _embed(self, address: int, tokens: list[int]) -> None:
+    def embed(self, address: int, tokens: list[int]) -> None:
         """Embedding rows of the tokens, widened to F32 [T, n_embd] at an address."""
         info = self._embedding
         ids = array("q", tokens)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from pyluce.native.ggml import GGMLType
 from pyluce.native.luce import ggml_luce_dequantize_rows
 from pyluce.native.tensors import TensorArena, tensor_set
 from pyluce.weights.experts import EXPERT_PARTS, slots_name
-from pyluce.weights.tensors import DRAFT_EMBEDDING, DRAFT_OUTPUT, TOKEN_EMBEDDING
+from pyluce.weights.tensors import DRAFT_EMBEDDING, DRAFT_OUTPUT, OUTPUT, TOKEN_EMBEDDING, TensorInfo
 
 if TYPE_CHECKING:
     from pyluce.weights import HParams, ModelFile, Weights
@@ -128,7 +128,10 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class MtpWeights:
-    """The draft head: gains enorm [H] and hnorm [hc*H], eh_proj [2*H, H], its block, and the way to logits."""
+    """The draft head: gains enorm [H] and hnorm [hc*H], eh_proj [2*H, H], its block, and the way to logits.
+
+    draft_ids: the tokens that the rows of output and embedding are, None: every token.
+    """
 
     enorm: int
     hnorm: int
@@ -137,6 +140,7 @@ class MtpWeights:
     head_mix: MixWeights
     output: int
     embedding: int
+    draft_ids: npt.NDArray[np.int64] | None = None
     norm_groups: int = 1  # tests normalise each stream by itself, as libllama does
 
 
@@ -149,7 +153,7 @@ class TrunkWeights:
     def __init__(self, model: ModelFile, weights: Weights, backend: Backend) -> None:
         self._model = model
         self._weights = weights
-        self._pending: list[tuple[int, npt.NDArray[np.float32]]] = []
+        self._pending: list[tuple[int, npt.NDArray[Any]]] = []
         h = model.hparams
         self.arena = TensorArena.for_counts(16 * h.n_layer + 32)
         self.layers = [self._layer(h, i) for i in range(h.n_layer)]
@@ -211,9 +215,23 @@ class TrunkWeights:
                 t(b + "hc_head_up.weight"),
                 None,
             ),
-            output=get(DRAFT_OUTPUT) or self.output,
-            embedding=get(DRAFT_EMBEDDING) or t(TOKEN_EMBEDDING),
+            output=self._compact(DRAFT_OUTPUT, OUTPUT) or get(DRAFT_OUTPUT) or self.output,
+            embedding=self._compact(DRAFT_EMBEDDING) or get(DRAFT_EMBEDDING) or t(TOKEN_EMBEDDING),
+            draft_ids=self._model.draft_ids,
         )
+
+    def _compact(self, *names: str) -> int | None:
+        """The rows of the draft vocabulary, of the first of these matrices or else of the trunk's embedding; None without such a vocabulary."""
+        ids, tensors = self._model.draft_ids, self._model.tensors
+        if ids is None:
+            return None
+        info = next((tensors[name] for name in names if name in tensors), None) or tensors[TOKEN_EMBEDDING]
+        tensor = self.arena.new_tensor(info.type_id, (info.ne[0], len(ids)), f"draft_{info.name}"[:63])
+        self._pending.append((tensor, self._gathered(info, ids)))
+        return tensor
+
+    def _gathered(self, info: TensorInfo, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+        return self._model.gather(info, ids)
 
     def _mix(self, prefix: str) -> MixWeights:
         t = self._weights.tensor

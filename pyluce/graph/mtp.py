@@ -122,11 +122,12 @@ class DraftKey:
 class DraftInputs:
     """B sequences, k steps; what a step j needs of its rows stands at j*B .. j*B + B - 1.
 
-    tokens I32 [B]; source I32 [B]: rows of the pool's `hidden`; rows I32 [4, B*k]; rope F32 [rope_dim, B*k]; cells I64 [B*k];
+    embd F32 [H, B]: of the sequences' next tokens; source I32 [B]: rows of the pool's `hidden`; rows I32 [4, B*k];
+    rope F32 [rope_dim, B*k]; cells I64 [B*k];
     pages I32 [1 + n_pages, B*k]: how many whole pages a row sees, then 0, 1, 2, ...
     """
 
-    tokens: int
+    embd: int
     source: int
     rows: int
     rope: int
@@ -137,8 +138,8 @@ class DraftInputs:
 class DraftGraph:
     """k chained draft steps of B sequences, kept and replayed: tokens and residuals stay on the device between the steps.
 
-    `drafts[j]` I32 [1, B] are read after compute, the largest logit of step j, of equal ones the lowest id; `logits[j]` F32
-    [n_vocab, B] are kept for tests with `keep_logits`.
+    `drafts[j]` I32 [1, B] are read after compute, the largest logit of step j, of equal ones the lowest row of the output, which is an
+    id where the head has no vocabulary of its own; `logits[j]` F32 [rows of the output, B] are kept for tests with `keep_logits`.
     """
 
     def __init__(
@@ -160,7 +161,7 @@ class DraftGraph:
             self.graph = Graph(self.arena, n_nodes)
             b, n = key.n_seqs, key.n_seqs * key.n_steps
             specs = [
-                InputSpec("tokens", GGMLType.I32, (b,)),
+                InputSpec("embd", GGMLType.F32, (h.n_embd, b)),
                 InputSpec("source", GGMLType.I32, (b,)),
                 InputSpec("rows", GGMLType.I32, (4, n)),
                 InputSpec("rope", GGMLType.F32, (h.rope_dim, n)),
@@ -179,9 +180,8 @@ class DraftGraph:
     def _build(self, g: GraphScope, h: HParams, w: MtpWeights, pool: StatePool, keep_logits: bool) -> None:
         b, step = self.key.n_seqs, self.inputs
         hidden = ggml.ggml_get_rows(g.ctx, _ring(g, pool), step.source)
-        tokens = step.tokens
+        embd = step.embd
         for j in range(self.key.n_steps):
-            embd = ggml.ggml_get_rows(g.ctx, w.embedding, tokens)
             hidden, xn = self._step(g, h, w, pool, embd, hidden, j)
             x, _ = blocks.mix(g, h, w.head_mix, xn)
             logits = g.mul_mat(w.output, x)
@@ -192,7 +192,8 @@ class DraftGraph:
                 ggml.ggml_set_output(logits)
                 self.logits.append(logits)
             self.graph.expand(best)
-            tokens = ggml.ggml_reshape_1d(g.ctx, best, b)
+            if j + 1 < self.key.n_steps:
+                embd = ggml.ggml_get_rows(g.ctx, w.embedding, ggml.ggml_reshape_1d(g.ctx, best, b))
 
     def _best(self, g: GraphScope, logits: int) -> int:
         """The largest logit's id. A row with a NaN has the id -1 by the op argmax, which the CPU's row lookup stops the process for."""

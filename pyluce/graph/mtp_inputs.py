@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,7 @@ from pyluce.state.pages import PAGE_TOKENS
 from pyluce.weights import HParams
 
 DraftRequest = tuple[SequenceState, int, int]
+Embed = Callable[[int, list[int]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class DraftArrays(InputArrays):
 
     def __init__(self, graph: DraftGraph, staging: Staging | None) -> None:
         super().__init__(graph.tensors, staging, 0)
-        self.tokens = self.of("tokens", np.int32)[0]
+        self.embd_address = self.of("embd", np.float32).ctypes.data
         self.source = self.of("source", np.int32)[0]
         self.rows = self.of("rows", np.int32)
         self.rope = self.of("rope", np.float32)
@@ -126,9 +128,11 @@ class FillWriter:
 class DraftWriter:
     """Writes the inputs of draft graphs, on a device through staging memory."""
 
-    def __init__(self, hparams: HParams, pool: StatePool, staging: Staging | None) -> None:
+    def __init__(self, hparams: HParams, pool: StatePool, staging: Staging | None, embed: Embed) -> None:
+        """`embed` writes the embedding rows of tokens to an address."""
         self._pool = pool
         self._staging = staging
+        self._embed = embed
         self._rope = RopeTable(hparams.rope_dim, hparams.rope_freq_base)
         self._arrays: dict[DraftGraph, DraftArrays] = {}
 
@@ -167,9 +171,9 @@ class DraftWriter:
         into.pages[:, 1:] = np.arange(
             graph.key.n_pages, dtype=np.int32
         )  # a step uses its inputs' memory for other things too
-        for i, (state, token, count) in enumerate(requests):
+        self._embed(into.embd_address, [token for _, token, _ in requests])
+        for i, (state, _, count) in enumerate(requests):
             first = state.length - 1
-            into.tokens[i] = token
             into.source[i] = self._pool.hidden_entry(state.slot, first)
             positions = np.arange(first, first + count)
             mine = slice(i, i + b * count, b)

@@ -10,6 +10,7 @@ from pyluce.native.devices import parse_device
 from pyluce.placement.hot import HotSet
 from pyluce.state.layout import KV_TYPES, StateOptions
 from pyluce.state.store import cache_pages
+from pyluce.weights.draft_vocabulary import DRAFT_VOCAB
 
 if TYPE_CHECKING:
     from pyluce.weights import HParams
@@ -42,6 +43,7 @@ class RunnerOptions:
     cut at its multiples. repack: keep matrices in the CPU's own layout (a copy in memory, faster prefill). debug_fault
     plants a fault that tests must notice; None in every real run.
     mtp: use the model's draft head, or that of the file `draft_path`; its state is part of every sequence's.
+    draft_vocab: tokens that it may draft, where the model has at least twice as many; 0: all of them.
     expert_device: where the routed experts of the trunk are, "cpu", "cuda:N", "hip:N" or "rpc:HOST:PORT"; those of `hot_experts`, whose
     picks row graphs compute on `device`, are on both. On devices of one kind no result depends on either.
     prompt_streams: chunks of a prompt that are computed at the same time, so that one device has one's layer while the other has
@@ -64,6 +66,7 @@ class RunnerOptions:
     device: str = "cpu"
     mtp: bool = False
     draft_path: str | None = None
+    draft_vocab: int = DRAFT_VOCAB
     expert_device: str | None = None
     hot_experts: HotSet | None = None
     prompt_streams: int = 1
@@ -83,6 +86,7 @@ class RunnerOptions:
         if backend != "cpu" and self.n_threads != 1:
             raise ValueError(f"n_threads: expected 1 with the device {self.device}, found {self.n_threads}")
         self._between("n_ctx", self.n_ctx, 1, MAX_CTX - 1)
+        self._between("draft_vocab", self.draft_vocab, 0, MAX_CTX)
         self._between("prompt_streams", self.prompt_streams, 1, MAX_STREAMS)
         if self.prompt_streams > 1 and self.expert_device is None:
             raise ValueError(f"prompt_streams: expected 1 without an expert_device, found {self.prompt_streams}")

@@ -91,7 +91,7 @@ class TrunkRunner:
         self._closers += [self.tuned, *other]
         self.options = replace(o, tune=self.tuned.tuning.path or OFF)
         if o.mtp:
-            self.model.attach_draft(embedding=not self._backend.is_cpu)
+            self.model.attach_draft(embedding=not self._backend.is_cpu, vocabulary=o.draft_vocab)
         leave: set[str] = set()
         if o.expert_device is not None:
             check_expert_device(self.model, o.expert_device)
@@ -122,7 +122,7 @@ class TrunkRunner:
             self._weights.mtp = replace(self._weights.mtp, norm_groups=h.hc_count)
         if self._weights.mtp is not None:
             draft_staging = None if on_host else self._owned(Staging(self._backend))
-            self._draft_inputs = DraftWriter(h, self._pool, draft_staging)
+            self._draft_inputs = DraftWriter(h, self._pool, draft_staging, self._inputs.embed)
             drafter = Drafter(
                 h,
                 self._weights.mtp,

@@ -28,6 +28,7 @@ from pyluce.native.structs import GGMLType
 from pyluce.native.tensors import TensorArena, tensor_struct
 from pyluce.state.layout import StateOptions, state_layout
 from pyluce.state.pool import StatePool
+from pyluce.weights.draft_vocabulary import DRAFT_VOCAB, pays
 from pyluce.weights.placement import repacked_tensors
 from pyluce.weights.tensors import PLE_TABLE, TensorInfo
 
@@ -177,6 +178,10 @@ class HeaderWeights:
         self.tensors = {t.name: _info(t) for t in facts.tensors.values() if t.name != PLE_TABLE}
         self.arena = TensorArena.for_counts(len(self.tensors))
         self._made: dict[str, int] = {}
+        compact = f"blk.{facts.hparams.n_layer}.nextn.eh_proj.weight" in self.tensors and pays(
+            facts.hparams.n_vocab, DRAFT_VOCAB
+        )
+        self.draft_ids = np.arange(DRAFT_VOCAB) if compact else None  # as many
         for t in self.tensors.values():
             tensor = self.arena.new_tensor(t.type_id, t.ne, t.name)
             _claim(tensor, there if there is not None and t.name in repacked else here)
@@ -204,6 +209,9 @@ class HeaderTrunk(TrunkWeights):
         ne = self._model.tensors[name].ne
         shape = (int(np.prod(ne[1:], dtype=np.int64)), ne[0])
         return np.broadcast_to(np.float32(0.0), shape)
+
+    def _gathered(self, info: TensorInfo, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+        return np.empty(0, np.uint8)
 
     def _fill(self, backend: object) -> None:
         self.planned_bytes = _buffer_bytes(self.arena, self._buffer_type) if self._pending else 0

@@ -22,12 +22,19 @@ def section(speculation: Speculation, stats: EngineStats) -> dict[str, Any]:
     """The `speculative` section of /props. Depth 1 is the first of a list; `reached` counts drafts all of whose shallower ones were accepted."""
     found = stats.speculation or SpecStats()
     reason = speculation.mtp_reason or None
+    drafted, tokens = speculation.draft_vocabulary
     return {
         "enabled": speculation.options.enabled,
         "ddtree_budget": None,
         "sources": list(speculation.options.sources) if speculation.options.enabled else [],
         "verify_width": speculation.options.width,
-        "mtp": {"enabled": speculation.uses_head, "reason": reason, "path": speculation.draft_path},
+        "mtp": {
+            "enabled": speculation.uses_head,
+            "reason": reason,
+            "path": speculation.draft_path,
+            "max_tokens": speculation.head_tokens,
+            "vocabulary": {"drafted": drafted, "tokens": tokens} if speculation.uses_head else None,
+        },
         "drafted": found.drafted,
         "accepted": found.accepted,
         "by_source": {

@@ -59,19 +59,20 @@ class SequenceSources:
         """Drafts of this step."""
         return sum(len(part.tokens) for part in self.parts)
 
-    def offer(self, limit: int, draft_charge: float) -> Offer:
+    def offer(self, limit: int, head_limit: int, draft_charge: float) -> Offer:
         """What the better of the sources has to offer, at most `limit` drafts: that which expects more accepted drafts.
 
+        `head_limit`: drafts of the head at most.
         `draft_charge`: accepted drafts that a step of the head has to bring to be worth its time.
         """
         self.kind, self.match, self.parts = "", None, []
         if limit <= 0:
             return NOTHING
         best, chosen = 0.0, NOTHING
-        if HEAD in self.acceptance:
-            survival = self.acceptance[HEAD].survival(limit)
+        if HEAD in self.acceptance and head_limit > 0:
+            survival = self.acceptance[HEAD].survival(head_limit)
             self.kind, best = HEAD, sum(alive - draft_charge for alive in survival if alive > draft_charge)
-            chosen = Offer(survival, limit, drafted=True, clean=self.clean)
+            chosen = Offer(survival, head_limit, drafted=True, clean=self.clean)
         self.match = self.lookup.draft(limit) if self.lookup is not None else None
         if self.match is not None:
             kind = LONG_MATCH if self.match.long else SHORT_MATCH

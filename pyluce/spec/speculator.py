@@ -68,10 +68,12 @@ class Speculator(Generic[S]):
         options: SpecOptions,
         clock: Callable[[], float] = time.perf_counter,
         seed: Seed = Seed(),  # noqa: B008  (frozen)
+        head_tokens: int | None = None,
     ) -> None:
-        """`seed`: what costs are taken to be until they are measured."""
+        """`seed`: what costs are taken to be until they are measured; `head_tokens`: of a sequence, up to which the head can draft."""
         self._options = options
         self._clock = clock
+        self._head_tokens = head_tokens
         self._sequences: dict[int, SequenceSources] = {}
         self._pools = new_pools(options.sources)
         self._memory = CostMemory(seed)
@@ -107,7 +109,10 @@ class Speculator(Generic[S]):
         sequences = [self._sequences[c.number] for c in candidates]
         limits = [max(0, min(c.room, self._options.max_drafts)) for c in candidates]
         charge = self._planner.utility * self._costs.of_drafting(1, 1) / max(1, len(candidates))
-        offers = [sequence.offer(limit, charge) for sequence, limit in zip(sequences, limits, strict=True)]
+        offers = [
+            sequence.offer(limit, self._head_limit(c, limit), charge)
+            for c, sequence, limit in zip(candidates, sequences, limits, strict=True)
+        ]
         counts = self._plan(offers)
         wanted = [
             (c.state, c.next_token, count)
@@ -123,6 +128,10 @@ class Speculator(Generic[S]):
         if wanted and len(self._pools) > 1:
             self._chain(sequences, limits, [count for _, _, count in wanted])
         return [[token for part in sequence.parts for token in part.tokens] for sequence in sequences]
+
+    def _head_limit(self, candidate: Candidate[S], limit: int) -> int:
+        """Drafts of the head at most."""
+        return limit if self._head_tokens is None else min(limit, self._head_tokens - candidate.length)
 
     def _chain(self, sequences: Sequence[SequenceSources], limits: Sequence[int], by_head: Sequence[int]) -> None:
         """Where the text has been at the head's drafts before, it goes on from there: those drafts cost rows alone."""

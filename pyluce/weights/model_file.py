@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from pyluce.native.guard import ggml_luce_guard_faults
 from pyluce.weights.catalogue import Mtp, MtpStatus, check_model, check_sidecar
+from pyluce.weights.draft_vocabulary import DRAFT_VOCAB, compact_ids, pays
 from pyluce.weights.errors import ModelError, refuse
 from pyluce.weights.gguf_reader import MetaValue
 from pyluce.weights.hparams import HParams, read_hparams
@@ -53,6 +54,7 @@ class ModelFile:
         self.mtp = mtp
         self.shards = shards
         self.warnings = warnings
+        self.draft_ids: npt.NDArray[np.int64] | None = None
         self._faults = 0
         self._look_at = 0.0
 
@@ -76,11 +78,12 @@ class ModelFile:
         self.read_into(info, out)
         return out
 
-    def attach_draft(self, *, embedding: bool = False) -> None:
+    def attach_draft(self, *, embedding: bool = False, vocabulary: int = DRAFT_VOCAB) -> None:
         """Add the draft head's tensors to `tensors`, to be placed with the trunk's; those of its indexer are not used.
 
         The head's own embedding and output, if it brings them, are called `DRAFT_EMBEDDING` and `DRAFT_OUTPUT`. `embedding`: name
-        the trunk's embedding so where it brings none, for a device on which the trunk has none. ModelError without a head.
+        the trunk's embedding so where it brings none, for a device on which the trunk has none. `vocabulary`: tokens that are
+        drafted at most, where that pays (`draft_ids`); their rows are copied, and a device needs no others. ModelError without a head.
         """
         if self.mtp.status is not MtpStatus.PRESENT:
             refuse(self.path, "MTP block", expected="one", found=self.mtp.reason or "none")
@@ -89,7 +92,9 @@ class ModelFile:
             if ".indexer." not in info.name:
                 name = own.get(info.name, info.name)
                 self.tensors[name] = replace(info, name=name)
-        if embedding and DRAFT_EMBEDDING not in self.tensors and OUTPUT in self.tensors:
+        if pays(self.hparams.n_vocab, vocabulary):
+            self.draft_ids = compact_ids(self.metadata, self.hparams.n_vocab, vocabulary)
+        elif embedding and DRAFT_EMBEDDING not in self.tensors and OUTPUT in self.tensors:
             self.tensors[DRAFT_EMBEDDING] = replace(self.tensors[TOKEN_EMBEDDING], name=DRAFT_EMBEDDING)
 
     def read_into(self, info: TensorInfo, out: npt.NDArray[np.uint8], offset: int = 0) -> None:
@@ -101,6 +106,15 @@ class ModelFile:
                 found = f"{offset + done}: the file was truncated after it was opened"
                 refuse(shard.path, f"data of {info.name}", expected=f"{info.nbytes} bytes", found=found)
             done += got
+
+    def gather(self, info: TensorInfo, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+        """The bytes of a matrix's rows `ids`, which rise: [len(ids), bytes of a row]."""
+        row_bytes = info.nbytes // info.ne[1]
+        out = np.empty((len(ids), row_bytes), np.uint8)
+        starts = np.flatnonzero(np.diff(ids, prepend=ids[0] - 2) != 1)
+        for first, last in zip(starts, [*starts[1:], len(ids)], strict=True):
+            self.read_into(info, out[first:last].reshape(-1), int(ids[first]) * row_bytes)
+        return out
 
     def guard(self) -> None:
         """See `Shard.guard`."""

@@ -126,7 +126,7 @@ def streamed(monkeypatch: pytest.MonkeyPatch, eager: bool) -> Iterator[Gate]:
         patch.setattr(Backend, "fetch", lambda *a: stream.add(lambda: fetch(*a)))
         patch.setattr(Backend, "wait", wait)
         patch.setattr(Staging, "is_locked", True)
-        patch.setattr(ModelFile, "attach_draft", lambda self, embedding: attach(self, embedding=True))
+        patch.setattr(ModelFile, "attach_draft", lambda self, **_: attach(self, embedding=True))
         patch.setattr(module.StreamGate, "for_backend", lambda backend: gate)
         patch.setattr(module, "BackendEvent", lambda backend: Event(stream))
         yield gate

@@ -56,12 +56,17 @@ def ours(runner: TrunkRunner, state: SequenceState, token: int) -> tuple[list[in
     return drafts, np.stack([logits[0] for logits in runner._drafter.last_logits])
 
 
-def theirs(reference: MtpReference, hidden: np.ndarray, token: int) -> tuple[list[int], np.ndarray]:
+def theirs(
+    reference: MtpReference, hidden: np.ndarray, token: int, ids: np.ndarray | None = None
+) -> tuple[list[int], np.ndarray]:
+    """`ids`: the tokens that may be drafted, None: all."""
     reference = reference.copy()
     drafts, rows = [], []
     for _ in range(N_DRAFTS):
         hidden, logits = reference.feed(hidden, token)
-        token = int(logits.argmax())
+        if ids is not None:
+            logits = logits[ids]
+        token = int(logits.argmax()) if ids is None else int(ids[logits.argmax()])
         drafts.append(token)
         rows.append(logits)
     return drafts, np.stack(rows).astype(np.float32)
@@ -93,6 +98,36 @@ def check_head(model_cache: ModelCache, reference: MtpReference, **options: obje
 
 def test_the_head_is_what_the_description_says(model_cache: ModelCache) -> None:
     print(check_head(model_cache, MtpReference.load(model_cache.luce_tiny_f32())))
+
+
+def check_few_tokens(model_cache: ModelCache, off_by: int) -> None:
+    """Drafts of a head that may draft 700 tokens of 4,096."""
+    tokens = prompt_tokens(40, 5, 4000, EOS, (20,))
+    reference = MtpReference.load(model_cache.luce_tiny_f32())
+    with drafting_runner(model_cache, draft_vocab=700) as runner:
+        ids = runner.model.draft_ids
+        assert ids is not None
+        assert len(ids) == 700
+        state = runner.new_sequence()
+        hidden = hidden_rows(runner, state, tokens[:1])
+        for at in range(1, 40):
+            if at % 5 == 0:
+                drafts, logits = ours(runner, state, tokens[at])
+                expected, rows = theirs(reference, hidden[-1], tokens[at], ids + off_by)
+                assert_close(logits, rows, f"drafts after {at} rows", limit=2e-3)
+                assert drafts == expected
+            reference.feed(hidden[-1], tokens[at])
+            hidden = hidden_rows(runner, state, [tokens[at]])
+        assert runner.memory_report()["draft"]["vocabulary"] == 700  # type: ignore[index]
+
+
+def test_a_head_that_may_draft_few_tokens(model_cache: ModelCache) -> None:
+    check_few_tokens(model_cache, 0)
+
+
+def test_control_rows_of_other_tokens(model_cache: ModelCache) -> None:
+    with pytest.raises(ValuesDiffer):
+        check_few_tokens(model_cache, -1)
 
 
 def test_control_a_norm_for_each_stream_is_another_head(model_cache: ModelCache) -> None:

@@ -29,7 +29,9 @@ def test_props_and_metrics_add_up() -> None:
     found = shown["speculative"]
     assert shown["speculative_mode"] == "mtp"
     assert found["verify_width"] == 4
-    assert found["mtp"] == {"enabled": True, "reason": None, "path": shown["model"]["draft_path"]}
+    vocabulary = {"drafted": 4096, "tokens": 4096}
+    path = shown["model"]["draft_path"]
+    assert found["mtp"] == {"enabled": True, "reason": None, "path": path, "max_tokens": None, "vocabulary": vocabulary}
     assert shown["model"]["draft_path"] == str(luce.info.path)
     steps = sum(found["steps_by_width"].values())
     assert usage["completion_tokens"] == 1 + steps + found["accepted"]

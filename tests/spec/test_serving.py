@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pyluce.spec import SpecOptions
+from pyluce.spec.speculator import Candidate, Speculator
 from tests.support.spec_serving import CPU, GPU, Device, serve
 
 PROSE = (0.76, 0.81, 0.81, 0.93, 0.88, 0.66, 0.87)
@@ -49,3 +51,42 @@ def test_texts_of_many_kinds() -> None:
     adaptive = serve(device, kind, 0, 1, 900, seed=6, length=120).rate
     best = max(serve(device, kind, width, 1, 900, seed=6, length=120).rate for width in (1, 2, 3, 5, 8))
     assert adaptive >= best, f"{adaptive / best:.3f}"
+
+
+class Echo:
+    """Drafts zeros, and remembers for whom."""
+
+    graphs_built = 0
+
+    def __init__(self) -> None:
+        self.asked: list[list[tuple[int, int, int]]] = []
+
+    def draft(self, requests: list[tuple[int, int, int]]) -> list[list[int]]:
+        self.asked.append(requests)
+        return [[0] * count for _, _, count in requests]
+
+
+def test_the_head_drafts_within_its_tokens_only() -> None:
+    runner = Echo()
+    speculator: Speculator[int] = Speculator(SpecOptions(("mtp", "lookup"), 4), head_tokens=1000)
+    text = [7, 8, 9, 4, 5, 7, 8]
+    candidates = [Candidate(n, n, 9, text, length, 5) for n, length in ((1, 500), (2, 998), (3, 1000))]
+    found = speculator.drafts(runner, candidates)
+    assert [(number, count) for number, _, count in runner.asked[0]] == [(1, 3), (2, 2)]
+    assert [len(drafts) for drafts in found[:2]] == [3, 2]
+    assert found[2] == [4, 5, 7], "from the text"
+
+
+def test_the_text_goes_on_after_the_heads_drafts() -> None:
+    """The head drafts 0 0; where the text had 9 0 0 before, it goes on with 1 2 3. Counted by source, at the depth where they stood."""
+    runner = Echo()
+    speculator: Speculator[int] = Speculator(SpecOptions(("mtp", "lookup"), 8), head_tokens=1000)
+    found = speculator.drafts(runner, [Candidate(1, 1, 9, [9, 0, 0, 1, 2, 3, 6, 5], 998, 7)])[0]
+    assert found == [0, 0, 1, 2, 3, 6, 5]
+    speculator.verified(1, 4)
+    sources = speculator.stats().sources
+    assert (sources["mtp"].drafted, sources["lookup"].drafted) == (2, 5)
+    assert sources["mtp"].accepted == (1, 1, 0, 0, 0, 0, 0)
+    assert sources["lookup"].reached == (0, 0, 1, 1, 1, 0, 0)
+    assert sources["lookup"].accepted == (0, 0, 1, 1, 0, 0, 0)
+    assert speculator.stats().widths == {8: 1}
