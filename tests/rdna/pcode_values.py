@@ -392,8 +392,8 @@ class Values:
             return result
         values = [self.value(argument) for argument in arguments]
         codes = ", ".join(self.array(v) for v in values)
-        if name == "signext":
-            return values[0]
+        if name == "signext" or (name == "bf16_to_f32" and values[0].kind == "f"):
+            return values[0]  # the value is that already
         if name == "signext_from_bit":
             return V(f"A.sign_extend({codes})", "i", values[0].bits)
         if name == "fma":

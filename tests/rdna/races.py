@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tests.rdna.decode import Instruction
+from tests.rdna.errors import RdnaError
 
 WAVE_BITS = 12
 MAX_WAVES = 1 << WAVE_BITS
@@ -61,6 +62,9 @@ class Races:
     def next_chunk(self, group_of: np.ndarray) -> None:
         """Other waves now; nothing of the earlier ones can conflict with theirs."""
         self.lowest = int(self.epoch.max(initial=self.lowest)) + 1
+        if self.lowest >> (31 - WAVE_BITS):  # start again before the numbers are too large for a key
+            self.shadows.clear()
+            self.lowest = 1
         self.epoch = np.full(len(group_of), self.lowest, np.uint32)
         self.group_of = group_of
         self._forget()
@@ -69,6 +73,8 @@ class Races:
         """These waves passed one ([n] of bool)."""
         self.epoch = self.epoch + waves.astype(np.uint32)  # a new array: reads that wait keep the old one
         self.lowest = int(self.epoch.min())
+        if int(self.epoch.max()) >> (32 - WAVE_BITS):
+            raise RdnaError("more barriers than the race record can tell apart: run with races=False.")
 
     def _forget(self) -> None:
         for shadow in self.shadows.values():

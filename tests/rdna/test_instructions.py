@@ -87,7 +87,7 @@ def test_wide_multiply_add_and_carry(arch: str) -> None:
     b.set(2, 2**32 - 16)
     b.run(i.v_add_co_u32(v[3], s[6], v[1], v[2]))
     assert b.scalars[6, 0] == 0xFFFF0000
-    b.run(i.v_add_co_ci_u32(v[7], s[7], v[1], v[1], s[6:7]) if arch == "" else i.v_cndmask_b32_e64(v[7], 0, 1, s[6]))
+    b.run(i.v_cndmask_b32_e64(v[7], 0, 1, s[6]))
     assert b.get(7).tolist() == [0] * 16 + [1] * 16
 
 
@@ -103,6 +103,23 @@ def test_packed_halves(arch: str) -> None:
     assert b.get(4)[:1].view(np.float16).tolist() == [-1.5 * 0.25, -2.0 * 4.0]
     b.run(i.v_fma_mix_f32(v[5], v[1], v[2], 1.0, opsel=1, opsel_hi=3, opsel_hi2=0))
     assert b.get(5, np.float32)[0] == -2.0 * 4.0 + 1.0
+
+
+@ARCHS
+def test_dot_products_of_halves(arch: str) -> None:
+    _, v = registers()
+    b, i = Bench(arch), isa(arch)
+    pair = np.array([1.5, -2.0], np.float32)
+    b.set(1, int(pair.astype(np.float16).view(np.uint32)[0]))
+    b.set(2, int((pair.view(np.uint32) >> 16).astype(np.uint16).view(np.uint32)[0]))
+    b.set(3, 0.25)
+    b.run(i.v_dot2_f32_f16(v[4], v[1], v[1], v[3]), i.v_dot2_f32_bf16(v[5], v[2], v[2], v[3]))
+    assert b.get(4, np.float32)[0] == b.get(5, np.float32)[0] == 2.25 + 4.0 + 0.25
+    b.set(6, np.float32(1 + 2**-11 + 2**-12))
+    b.set(7, np.float32(-70000.0))
+    b.run(i.v_cvt_pk_rtz_f16_f32_e32(v[8], v[6], v[7]), i.v_cvt_f16_f32_e32(v[9], v[6]))
+    assert b.get(8)[:1].view(np.float16).tolist() == [1.0, -65504.0]
+    assert b.get(9)[:1].view(np.float16).tolist() == [1 + 2**-10, 0.0]
 
 
 @ARCHS
