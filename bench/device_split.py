@@ -38,11 +38,14 @@ WARM_UP, STEPS = 8, 32
 CHUNK, PROMPT = 4096, 8192
 
 
-def open_runner(a: argparse.Namespace, expert: str | None, share: float, n_slots: int = 1) -> TrunkRunner:
+def open_runner(
+    a: argparse.Namespace, expert: str | None, share: float, n_slots: int = 1, streams: int = 1
+) -> TrunkRunner:
     """A runner; `share` of the experts of every layer are hot."""
     options = RunnerOptions(
         n_ctx=a.prompt + 1024, n_slots=n_slots, chunk_tokens=a.chunk, max_rollback=8, device=a.device,
         repack=False, expert_device=expert, hot_experts=hot_set(a.model, share) if expert and share else None,
+        prompt_streams=streams,
     )  # fmt: skip
     return TrunkRunner(a.model, options)
 
@@ -79,11 +82,12 @@ def exact(a: argparse.Namespace) -> dict[str, Any]:
     with open_runner(a, None, 0.0, n_slots=4) as runner:
         expected = results(runner, a)
     found: dict[str, Any] = {}
-    for share in (0.0, 0.125, 0.5, 1.0):
-        with open_runner(a, a.expert_device, share, n_slots=4) as runner:
+    for share, streams in ((0.0, 1), (0.125, 2), (0.5, 1), (1.0, 4)):
+        with open_runner(a, a.expert_device, share, 4, streams) as runner:
             got = results(runner, a)
-        found[f"{share:g} hot"] = [name for name, value in expected.items() if got[name] != value]
-        print(f"  exact, {share:g} hot: {found[f'{share:g} hot'] or 'equal'}", flush=True)
+        name = f"{share:g} hot, {streams} streams"
+        found[name] = [what for what, value in expected.items() if got[what] != value]
+        print(f"  exact, {name}: {found[name] or 'equal'}", flush=True)
     return found
 
 
@@ -119,8 +123,8 @@ def speed(a: argparse.Namespace) -> dict[str, Any]:
     """One device; two; two with the second slowed down: with shares of hot experts."""
     found: dict[str, Any] = {}
 
-    def measure(name: str, expert: str | None, share: float) -> None:
-        with open_runner(a, expert, share) as runner:
+    def measure(name: str, expert: str | None, share: float, streams: int = 1) -> None:
+        with open_runner(a, expert, share, streams=streams) as runner:
             found[name] = speed_of(runner, a)
         for what, values in found[name].items():
             print(f"  {name}: {what}: median {np.median(values):,.3f}", flush=True)
@@ -128,10 +132,13 @@ def speed(a: argparse.Namespace) -> dict[str, Any]:
     measure("one device", None, 0.0)
     for share in (0.0, 0.125, 0.5):
         measure(f"two devices, {share:g} hot", a.expert_device, share)
+    measure("two devices, 0 hot, 2 streams", a.expert_device, 0.0, 2)
     with SlowPair(a.device, a.expert_device) as slow:
         found["link"] = slow.link
         for share in (0.0, 0.125, 0.5):
             measure(f"slow pair, {share:g} hot", a.expert_device, share)
+        for streams in (2, 4):
+            measure(f"slow pair, 0 hot, {streams} streams", a.expert_device, 0.0, streams)
     return found
 
 
@@ -139,8 +146,8 @@ def timelines(a: argparse.Namespace) -> dict[str, Any]:
     """Of a step of one row, of four, and of a chunk, as is and slowed down."""
     found: dict[str, Any] = {}
 
-    def add(title: str, share: float) -> None:
-        with open_runner(a, a.expert_device, share) as runner:
+    def add(title: str, share: float, streams: int = 1) -> None:
+        with open_runner(a, a.expert_device, share, streams=streams) as runner:
             state = runner.new_sequence()
             runner.prefill(state, random_tokens(runner.vocab_size, a.chunk, 1), want="none")
             for rows in (1, 4):
@@ -148,14 +155,18 @@ def timelines(a: argparse.Namespace) -> dict[str, Any]:
                 for _ in range(WARM_UP):
                     runner.decode(step)
                 found[f"{title}, {rows} rows"] = timeline(runner, lambda: runner.decode(step))  # noqa: B023
-            prompt = random_tokens(runner.vocab_size, a.chunk, 1)
-            state.clear()
-            found[f"{title}, chunk"] = timeline(runner, lambda: runner.prefill(state, prompt, want="none"))
+            prompt = random_tokens(runner.vocab_size, streams * a.chunk, 1)
+
+            def fill() -> None:
+                state.clear()
+                runner.prefill(state, prompt, want="none")
+
+            found[f"{title}, {streams} chunks"] = timeline(runner, fill)
 
     add("two devices, 0.125 hot", 0.125)
     with SlowPair(a.device, a.expert_device):
         add("slow pair, 0 hot", 0.0)
-        add("slow pair, 0.5 hot", 0.5)
+        add("slow pair, 0.5 hot", 0.5, 2)
     return found
 
 
@@ -169,12 +180,14 @@ def plot(source: Path, target: Path) -> None:
     lines = json.loads(source.read_text())["timeline"]
     figure, axes = pyplot.subplots(len(lines), 1, figsize=(14, 2.2 * len(lines)), squeeze=False)
     for axis, (title, line) in zip(axes[:, 0], lines.items(), strict=True):
-        axis.broken_barh([(b, e - b) for b, e in line["target"]], (1.1, 0.8), facecolors="tab:blue")
-        axis.broken_barh([(b, e - b) for b, e in line["beside"]], (1.1, 0.8), facecolors="tab:cyan")
-        axis.broken_barh([(b, e - b) for b, e in line["expert"]], (0.1, 0.8), facecolors="tab:orange")
+        for name, row, colour in (("target", 1, "tab:blue"), ("beside", 1, "tab:cyan"), ("expert", 0, "tab:orange")):
+            for stream in sorted({bar[2] for bar in line[name]}):
+                bars = [(begin, end - begin) for begin, end, of in line[name] if of == stream]
+                axis.broken_barh(bars, (row + 0.1 + 0.2 * stream, 0.2), facecolors=colour)
         axis.set_yticks([0.5, 1.5], ["expert device", "target"])
         axis.set_title(
-            f"{title}: target busy {line['target_busy']:.0%}, expert device {line['expert_busy']:.0%}", fontsize=9
+            f"{title}: {line['ms']:.2f} ms, target busy {line['target_busy']:.0%}, expert device {line['expert_busy']:.0%}",
+            fontsize=9,
         )
         axis.set_xlabel("ms", fontsize=8)
     figure.tight_layout()

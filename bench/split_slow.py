@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, ClassVar
 
@@ -126,44 +127,61 @@ class _Events:
         if status:
             raise RuntimeError(f"the GPU's runtime failed with status {status}")
 
-    def milliseconds(self) -> list[float]:
-        """When each was reached, after the first."""
+    def milliseconds(self, base: _Events) -> list[float]:
+        """When each was reached, after the first of `base`."""
         found = []
         for event in self._events:
             value = ctypes.c_float()
-            first, this = (ctypes.c_void_p(e.context) for e in (self._events[0], event))
+            first, this = (ctypes.c_void_p(e.context) for e in (base._events[0], event))
             self._check(self._call("EventElapsedTime")(ctypes.byref(value), first, this))
             found.append(value.value)
         return found
 
 
 def timeline(runner: TrunkRunner, work: Callable[[], object]) -> dict[str, Any]:
-    """When each device works in the last graph that `work` computes, in milliseconds: lists of (begin, end).
+    """When each device works in the last step of `work`, all streams of it, in milliseconds: lists of (begin, end, stream).
 
-    Both clocks start when the idle device meets its first event, some microseconds apart.
+    The devices' clocks start when each meets its first event, some microseconds apart; both are idle then.
     """
     work()
     work()
-    graph = runner._graphs.recent
-    split: SplitGraph | None = graph._split if graph is not None else None
-    if split is None:
-        raise ValueError("expected a step on two devices")
-    n = len(split._graphs) - 1
-    target, expert = _Events(split._target.name, 3 * n + 2), _Events(split._expert.name, 2 * n + 1)
-    luce.ggml_luce_split_record(split.ptr, target.pointers, expert.pointers)
+    splits = _last_splits(runner)
+    events = []
+    for split in splits:
+        n = len(split._graphs) - 1
+        events.append((_Events(split._target.name, 3 * n + 2), _Events(split._expert.name, 2 * n + 1)))
+        luce.ggml_luce_split_record(split.ptr, events[-1][0].pointers, events[-1][1].pointers)
     try:
         work()
     finally:
-        luce.ggml_luce_split_record(split.ptr, None, None)
-    api.ggml_backend_synchronize(split._expert.ptr)
-    t, e = target.milliseconds(), expert.milliseconds()
-    ends = [t[3 * i + 3] for i in range(n)]
-    alone = [(begin, end) for begin, end in zip([t[0], *ends], [*(t[3 * i + 1] for i in range(n)), t[-1]], strict=True)]
-    beside = [(t[3 * i + 1], t[3 * i + 2]) for i in range(n)]
-    there = [(e[2 * i + 1], e[2 * i + 2]) for i in range(n)]
-    total = t[-1]
+        for split in splits:
+            luce.ggml_luce_split_record(split.ptr, None, None)
+    api.ggml_backend_synchronize(splits[0]._expert.ptr)
+    alone, beside, there = [], [], []
+    begin = total = 0.0
+    for stream, (target, expert) in enumerate(events):
+        t, e = target.milliseconds(events[0][0]), expert.milliseconds(events[0][1])
+        n = len(e) // 2
+        begins = [begin, *(t[3 * i + 3] for i in range(n))]
+        ends = [*(t[3 * i + 1] for i in range(n)), t[-1]]
+        alone += [(a, b, stream) for a, b in zip(begins, ends, strict=True)]
+        begin = t[2]  # the next stream's first layer comes after this one's
+        beside += [(t[3 * i + 1], t[3 * i + 2], stream) for i in range(n)]
+        there += [(e[2 * i + 1], e[2 * i + 2], stream) for i in range(n)]
+        total = max(total, t[-1])
     return {
         "target": alone, "beside": beside, "expert": there, "ms": total,
-        "target_busy": sum(b - a for a, b in [*alone, *beside]) / total,
-        "expert_busy": sum(b - a for a, b in there) / total,
+        "target_busy": sum(b - a for a, b, _ in [*alone, *beside]) / total,
+        "expert_busy": sum(b - a for a, b, _ in there) / total,
     }  # fmt: skip
+
+
+def _last_splits(runner: TrunkRunner) -> list[SplitGraph]:
+    """The graphs of the last step, one for each of its streams. ValueError when it was no step on two devices."""
+    recent = runner._graphs.recent
+    if recent is None or recent._split is None:
+        raise ValueError("expected a step on two devices")
+    graphs = runner._graphs._graphs
+    keys = [replace(recent.key, stream=stream) for stream in range(recent.key.stream + 1)]
+    splits = [graphs[key]._split for key in keys if key in graphs]
+    return [split for split in splits if split is not None]

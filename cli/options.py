@@ -210,7 +210,7 @@ _ENGINE = (
         metavar="mtp,lookup|off",
         envvar="LUCE_SPEC",
         show_envvar=True,
-        help="Where drafts come from: the model's draft head, the text itself.  [default: mtp, if the model has a head]",
+        help="Where drafts come from: the model's draft head, the text itself.  [default: mtp, if there is a head (on a CPU: if it can pay)]",
     ),
     click.option(
         "--verify-width",

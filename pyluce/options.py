@@ -41,7 +41,8 @@ class LoadOptions:
     * kv_type: "f16" or "f32", the type of attention keys and values.
     * chunk: prompt tokens computed at once, a multiple of 16; 0: as many as memory allows (docs/memory.md).
     * repack: keep matrices a second time in the layout that this CPU multiplies fastest (on a GPU nothing is repacked).
-    * spec: where drafts come from, "mtp" (the model's draft head) and "lookup" (the text itself); None: mtp, if the model has a head.
+    * spec: where drafts come from, "mtp" (the model's draft head) and "lookup" (the text itself); None: mtp, if the model has a head
+      (on a CPU only where its drafts can be expected to pay).
     * verify_width: rows verified at once, the next token and its drafts: 0 adaptive, 1 no drafts at all, 2 to 8 fixed.
     * draft: a file with the draft head, instead of the model's own or of one found beside it.
     * expert_device, expert_placement, expert_budget_mib, expert_swap_mib_s: see `PlacementOptions`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
 from typing import Any, Final
 
 from pyluce.graph.experts import ExpertSide
@@ -12,6 +13,7 @@ from pyluce.native.backend import Backend
 from pyluce.native.devices import device_memory, parse_device
 from pyluce.native.errors import NativeError
 from pyluce.native.library import GPU_BACKENDS
+from pyluce.native.link import LinkSpeed, measure_link, peer_access
 from pyluce.native.luce import Phase
 from pyluce.placement.counts import RouteShape
 from pyluce.placement.hot import HotSet
@@ -72,14 +74,17 @@ class SplitExperts:
         h = model.hparams
         self._name = name
         self._model = model
+        self._target = target
         self._side: ExpertSide | None = None
+        self._peers = False
+        self._link = LinkSpeed(0.0, 0.0)
         hot = options.hot_experts or HotSet.empty(h.n_layer)
         hot.check(RouteShape(h.n_layer, h.n_expert, h.n_expert_used))
         self.hot = HotExperts(model, target, hot, one_off=one_off)
         self.swapper: Swapper | None = None
         try:
             self.swapper = Swapper(learner, self.hot) if learner is not None else None
-            self._side = ExpertSide(name, model, progress)
+            self._connect(progress)
         except BaseException:
             self.close()
             raise
@@ -103,8 +108,13 @@ class SplitExperts:
             self._side.close()
             self._side = None
         check_expert_device(self._model, self._name)
-        self._side = ExpertSide(self._name, self._model, None)
+        self._connect(None)
         log.warning("the expert device %s is there again", self._name)
+
+    def _connect(self, progress: Progress | None) -> None:
+        self._peers = peer_access(self._target.name, self._name, True)
+        self._side = ExpertSide(self._name, self._model, progress)
+        self._link = measure_link(self._target, self._side.backend)
 
     def drop(self, phase: Phase, n_rows: int, stream: int) -> None:
         """Nothing of this shape is used any more."""
@@ -122,6 +132,7 @@ class SplitExperts:
         }
         if not self.lost:
             free, total = device_memory(self._name)
+            found["link"] = {"peer_access": self._peers, **asdict(self._link)}
             found |= {
                 "bytes": self.side.weights.n_bytes,
                 "graph_bytes": self.side.graph_bytes,
@@ -137,4 +148,7 @@ class SplitExperts:
         if self._side is not None:
             self._side.close()
             self._side = None
+        if self._peers:
+            self._peers = False
+            peer_access(self._target.name, self._name, False)
         self.hot.close()

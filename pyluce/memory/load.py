@@ -73,7 +73,7 @@ def open_meter(facts: ModelFacts, options: LoadOptions, *, here: bool = True) ->
     return Meter(
         facts,
         on_cpu=on_cpu,
-        repack=options.repack,
+        repack=options.repack and options.expert_device is None,
         n_threads=cpu_threads(options),
         buffer_type=api.ggml_backend_dev_buffer_type(find_device(options.device)) if here and not on_cpu else 0,
         collect_picks=options.collect_routing is not None,

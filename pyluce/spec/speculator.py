@@ -7,20 +7,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from pyluce.spec.acceptance import Acceptance
-from pyluce.spec.cost import CostMemory, Seed
-from pyluce.spec.lookup import PromptLookup
+from pyluce.spec.cost import CostMemory, Seed, StepCosts
 from pyluce.spec.options import MAX_DRAFTS, ROW_BUDGET, SpecOptions
-from pyluce.spec.planner import Offer, Planner
+from pyluce.spec.planner import Offer, Planner, best_plan
+from pyluce.spec.sources import HEAD, SequenceSources, new_pools, source_of
 from pyluce.spec.stats import SourceStats, SpecStats
 
 S = TypeVar("S")
 S_in = TypeVar("S_in", contravariant=True)
-
-LOOKUP_PRIOR: Final = 0.75
-JOINT_WARM_UP: Final = 1  # steps of many sequences have many sizes, each of which comes seldom
 
 
 class DraftRunner(Protocol[S_in]):
@@ -50,21 +46,16 @@ class Candidate(Generic[S]):
 
 
 @dataclass(slots=True)
-class _Sequence:
-    """What is known of one sequence. `source` and `offered`: of its drafts in this step."""
-
-    acceptance: dict[str, Acceptance]
-    lookup: PromptLookup | None
-    source: str = ""
-    offered: int = 0
-    clean: bool = False
-
-
-@dataclass(slots=True)
 class _Count:
     drafted: int = 0
     reached: list[int] = field(default_factory=lambda: [0] * MAX_DRAFTS)
     accepted: list[int] = field(default_factory=lambda: [0] * MAX_DRAFTS)
+
+    def add(self, first: int, offered: int, accepted: int) -> None:
+        """So many drafts from depth `first` (from 0) on, which was reached, and how many of them were right."""
+        for depth in range(first, first + min(accepted + 1, offered)):
+            self.reached[depth] += 1
+            self.accepted[depth] += depth < first + accepted
 
 
 class Speculator(Generic[S]):
@@ -81,29 +72,24 @@ class Speculator(Generic[S]):
         """`seed`: what costs are taken to be until they are measured."""
         self._options = options
         self._clock = clock
-        self._sequences: dict[int, _Sequence] = {}
-        self._carried = {
-            source: Acceptance(MAX_DRAFTS, **({"prior_rate": LOOKUP_PRIOR} if source == "lookup" else {}))
-            for source in options.sources
-        }
-        self._costs = CostMemory(seed, warm_up=JOINT_WARM_UP)
+        self._sequences: dict[int, SequenceSources] = {}
+        self._pools = new_pools(options.sources)
+        self._memory = CostMemory(seed)
+        self._costs: StepCosts = self._memory.at(0)
         self._planner = Planner(ROW_BUDGET)
         self._counts = {source: _Count() for source in options.sources}
         self._widths: Counter[int] = Counter()
         self._built = 0
-        self._length = 0
+        self._draft_s = 0.0
 
     def _begin(self, candidate: Candidate[S]) -> None:
-        """A sequence decodes for the first time. Acceptance is carried over from earlier ones."""
+        """A sequence decodes for the first time. What others' drafts showed counts for it, too."""
         known = (*candidate.prompt, candidate.next_token)
-        lookup = PromptLookup(known) if "lookup" in self._options.sources else None
-        self._sequences[candidate.number] = _Sequence({s: a.carry() for s, a in self._carried.items()}, lookup)
+        self._sequences[candidate.number] = SequenceSources.begin(self._pools, known)
 
     def end(self, number: int) -> None:
         """A sequence ended; nothing happens when it had not begun."""
-        ended = self._sequences.pop(number, None)
-        if ended is not None:
-            self._carried = ended.acceptance
+        self._sequences.pop(number, None)
 
     def emitted(self, number: int, token: int) -> None:
         """A token was chosen for the sequence."""
@@ -116,90 +102,93 @@ class Speculator(Generic[S]):
         for c in candidates:
             if c.number not in self._sequences:
                 self._begin(c)
-        self._length = max((c.length for c in candidates), default=0)
-        found = [self._look_up(c) for c in candidates]
-        offers = [self._offer(c, looked_up) for c, looked_up in zip(candidates, found, strict=True)]
+        self._built, self._draft_s = runner.graphs_built, 0.0
+        self._costs = self._memory.at(max((c.length for c in candidates), default=0))
+        sequences = [self._sequences[c.number] for c in candidates]
+        limits = [max(0, min(c.room, self._options.max_drafts)) for c in candidates]
+        charge = self._planner.utility * self._costs.of_drafting(1, 1) / max(1, len(candidates))
+        offers = [sequence.offer(limit, charge) for sequence, limit in zip(sequences, limits, strict=True)]
         counts = self._plan(offers)
         wanted = [
             (c.state, c.next_token, count)
-            for c, count in zip(candidates, counts, strict=True)
-            if count and self._sequences[c.number].source == "mtp"
+            for c, sequence, count in zip(candidates, sequences, counts, strict=True)
+            if count and sequence.kind == HEAD
         ]
         by_head = iter(self._draft(runner, wanted))
-        out = []
-        for c, count, looked_up in zip(candidates, counts, found, strict=True):
-            sequence = self._sequences[c.number]
-            tokens = (next(by_head) if sequence.source == "mtp" else looked_up[:count]) if count else []
-            sequence.offered = len(tokens)
-            out.append(tokens)
-        self._built = runner.graphs_built
-        return out
+        for sequence, count in zip(sequences, counts, strict=True):
+            if count and sequence.kind == HEAD:
+                sequence.take(next(by_head))
+            elif count and sequence.match is not None:
+                sequence.take(sequence.match.tokens[:count])
+        if wanted and len(self._pools) > 1:
+            self._chain(sequences, limits, [count for _, _, count in wanted])
+        return [[token for part in sequence.parts for token in part.tokens] for sequence in sequences]
+
+    def _chain(self, sequences: Sequence[SequenceSources], limits: Sequence[int], by_head: Sequence[int]) -> None:
+        """Where the text has been at the head's drafts before, it goes on from there: those drafts cost rows alone."""
+        offers = [sequence.offer_more(limit) for sequence, limit in zip(sequences, limits, strict=True)]
+        if not any(offer.limit for offer in offers):
+            return
+        already = [sequence.offered for sequence in sequences]
+        if self._options.width:
+            counts: Sequence[int] = [offer.limit for offer in offers]
+        else:
+            paid = self._costs.of_drafting(max(by_head), len(by_head))
+            expected = sum(sequence.expected() for sequence in sequences)
+            counts = best_plan(offers, self._costs, ROW_BUDGET, already, paid, expected).drafts
+        for sequence, count in zip(sequences, counts, strict=True):
+            if count and sequence.match is not None:
+                sequence.take(sequence.match.tokens[:count])
 
     def computed(self, runner: DraftRunner[S], rows: int, seconds: float) -> None:
         """The row graph of the step had so many rows and took so long."""
         if runner.graphs_built == self._built:
-            self._costs.at(self._length).verify.observe(rows, seconds)
+            self._costs.verify.observe(rows, seconds)
+        elif self._costs.verify.measured:
+            self._planner.took(self._draft_s + seconds)
 
     def verified(self, number: int, accepted: int) -> None:
         """So many of the sequence's drafts were what its sampler chose."""
         sequence = self._sequences.get(number)
         if sequence is None:
             return
-        offered = sequence.offered
-        self._widths[1 + offered] += 1
-        sequence.clean = 0 < offered == accepted
-        if not offered:
-            return
-        sequence.acceptance[sequence.source].observe(accepted, offered)
-        count = self._counts[sequence.source]
-        count.drafted += offered
-        for depth in range(min(accepted + 1, offered)):
-            count.reached[depth] += 1
-            count.accepted[depth] += depth < accepted
+        self._widths[1 + sequence.offered] += 1
+        depth = 0
+        for part in sequence.parts:
+            count, offered = self._counts[source_of(part.kind)], len(part.tokens)
+            count.drafted += offered
+            if accepted >= depth:
+                count.add(depth, offered, min(accepted - depth, offered))
+            depth += offered
+        sequence.verified(accepted)
 
     def stats(self) -> SpecStats:
         """What happened so far."""
-        ranges = self._costs.ranges
-        costs = ranges[min(ranges)] if ranges else None
+        ranges = self._memory.ranges
+        costs = ranges[min(ranges)]
         return SpecStats(
             width=self._options.width,
             sources=MappingProxyType(
                 {s: SourceStats(c.drafted, tuple(c.reached), tuple(c.accepted)) for s, c in self._counts.items()}
             ),
             widths=MappingProxyType(dict(sorted(self._widths.items()))),
-            step_seconds=MappingProxyType(costs.verify.means() if costs else {}),
-            draft_seconds=MappingProxyType(costs.draft.means() if costs else {}),
+            step_seconds=MappingProxyType(costs.verify.means()),
+            draft_seconds=MappingProxyType(costs.draft.table.means()),
         )
 
-    def _look_up(self, candidate: Candidate[S]) -> list[int]:
-        lookup = self._sequences[candidate.number].lookup
-        return lookup.draft(min(candidate.room, MAX_DRAFTS)) if lookup is not None else []
-
-    def _offer(self, candidate: Candidate[S], looked_up: list[int]) -> Offer:
-        """What the better of the sequence's sources has to offer: that which expects more accepted drafts."""
-        sequence = self._sequences[candidate.number]
-        limit = min(candidate.room, self._options.max_drafts)
-        offers: dict[str, Offer] = {}
-        for source, acceptance in sequence.acceptance.items():
-            most = min(limit, len(looked_up)) if source == "lookup" else limit
-            if most > 0:
-                survival = acceptance.survival(most)
-                offers[source] = Offer(survival, most, drafted=source == "mtp", clean=sequence.clean)
-        sequence.source = max(offers, key=lambda s: sum(offers[s].survival), default="")
-        return offers.get(sequence.source, Offer((), 0))
-
     def _plan(self, offers: Sequence[Offer]) -> Sequence[int]:
+        """Drafts for each."""
         if self._options.width == 0:
-            return self._planner.plan(offers, self._costs.at(self._length))
+            return self._planner.plan(offers, self._costs)
         share = max(0, ROW_BUDGET - len(offers)) // max(1, len(offers))
         return [min(offer.limit, share) for offer in offers]
 
     def _draft(self, runner: DraftRunner[S], wanted: Sequence[tuple[S, int, int]]) -> list[list[int]]:
         if not wanted:
             return []
-        built, begun = runner.graphs_built, self._clock()
+        begun = self._clock()
         drafts = runner.draft(wanted)
-        if runner.graphs_built == built:
-            depth = max(count for _, _, count in wanted)
-            self._costs.at(self._length).draft.observe(depth, self._clock() - begun)
+        self._draft_s = self._clock() - begun
+        if runner.graphs_built == self._built:
+            self._costs.draft.observe(max(count for _, _, count in wanted), len(wanted), self._draft_s)
         return drafts

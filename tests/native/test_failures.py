@@ -104,8 +104,8 @@ def test_failed_status(backend: Backend, monkeypatch: pytest.MonkeyPatch, status
     with TensorArena.for_counts(2, 8) as arena:
         graph = Graph(arena, 8)
         backend.compute(graph)
-        monkeypatch.setattr(ggml_backend, "ggml_backend_graph_compute", lambda *_: status)
-        with pytest.raises(NativeError, match=rf"(?i)ggml_backend_graph_compute failed: .*({text}).*\({status}\)"):
+        monkeypatch.setattr(ggml_backend, "ggml_backend_graph_compute_async", lambda *_: status)
+        with pytest.raises(NativeError, match=rf"(?i)ggml_backend_graph_compute_async failed: .*({text}).*\({status}\)"):
             backend.compute(graph)
 
 

@@ -90,7 +90,7 @@ def test_the_loaded_library_belongs_to_this_tree() -> None:
     libraries = load_libraries()
     assert load_libraries() is libraries
     assert stamp.parse_stamp(libraries.stamp).keys() == set(stamp.STAMP_PARTS)
-    assert set(libraries.handles) == {"ggml-base", "ggml-cpu", "ggml", "llama"}
+    assert set(libraries.handles) == {"ggml-base", "ggml-cpu", "ggml-rpc", "ggml", "llama"}
 
 
 def test_one_backend_in_a_process() -> None:
@@ -110,7 +110,7 @@ def test_a_library_of_other_patches_is_refused(run_python: Run, tree: Path) -> N
 
 def test_an_installed_library_must_match_the_file_beside_it(run_python: Run, tmp_path: Path) -> None:
     directory = load_libraries().directory
-    for name in ("ggml-base", "ggml-cpu", "ggml", "llama"):
+    for name in ("ggml-base", "ggml-cpu", "ggml-rpc", "ggml", "llama"):
         shutil.copy(directory / f"lib{name}.so", tmp_path)
     program = f"import os; os.environ['LUCE_LIBRARY_DIR'] = {str(tmp_path)!r}\n"
     program += REFUSAL.format(root="None")

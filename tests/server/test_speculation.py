@@ -11,6 +11,7 @@ import pytest
 
 from pyluce.luce import Luce
 from pyluce.options import LoadOptions
+from pyluce.speculation import WOULD_NOT_PAY
 from tests.server.test_numbers import scrape
 from tests.support.echo_service import running_server
 from tests.support.real_model import require_libraries
@@ -47,6 +48,7 @@ def test_props_and_metrics_add_up() -> None:
 @pytest.mark.parametrize(
     ("options", "mode", "reason"),
     [
+        ({}, "off", WOULD_NOT_PAY),
         ({"verify_width": 1}, "off", "verify_width is 1"),
         ({"spec": ("lookup",)}, "lookup", "spec does not name it"),
         ({"spec": ()}, "off", "spec does not name it"),

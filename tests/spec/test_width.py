@@ -1,13 +1,12 @@
-"""The width controller against the best fixed width, which it does not know: rates, slopes, noise, short requests."""
+"""The engine's planner with one sequence against the best fixed width, which it does not know: rates, slopes, noise, short requests."""
 
 from __future__ import annotations
 
 import pytest
 
-from pyluce.spec.acceptance import Acceptance
-from pyluce.spec.cost import RANGES, CostMemory, CostTable, Seed
-from pyluce.spec.width import AdaptiveSpecWidth
-from tests.support.spec_sim import DISTRIBUTIONS, SLOPES, Total, best_fixed, run
+from pyluce.spec.acceptance import CARRIED_TRIALS, Acceptance, AcceptancePool
+from pyluce.spec.cost import RANGES, CostMemory, CostTable, DraftCosts, Seed
+from tests.support.spec_sim import DISTRIBUTIONS, SLOPES, OneSequence, Total, best_fixed, run
 
 
 @pytest.mark.parametrize("slope", SLOPES)
@@ -16,28 +15,28 @@ def test_long_requests_reach_the_best_fixed_width(name: str, slope: float) -> No
     """At least 0.95 of its speed, what is lost to learning included."""
     total = Total()
     for seed in range(2):
-        controller = AdaptiveSpecWidth()
+        controller = OneSequence()
         found = run(controller.next_width, controller.observe, DISTRIBUTIONS[name], slope, 800, seed)
         total.tokens += found.tokens
         total.seconds += found.seconds
     assert total.rate >= 0.95 * best_fixed(DISTRIBUTIONS[name], slope)
 
 
-def test_short_requests_profit_from_those_before() -> None:
-    """Twenty steps each; costs and acceptance are carried over: 0.97 of the best fixed width in every case, 0.98 over all."""
-    shares = {}
-    for name in DISTRIBUTIONS:
-        for slope in SLOPES:
-            controller, total = AdaptiveSpecWidth(), Total()
-            for number in range(45):
-                found = run(controller.next_width, controller.observe, DISTRIBUTIONS[name], slope, 20, 1000 + number)
-                controller.next_request()
-                if number >= 20:
-                    total.tokens += found.tokens
-                    total.seconds += found.seconds
-            shares[name, slope] = total.rate / best_fixed(DISTRIBUTIONS[name], slope)
-    assert min(shares.values()) >= 0.97, shares
-    assert sum(shares.values()) / len(shares) >= 0.98
+@pytest.mark.parametrize("slope", SLOPES)
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_short_requests_profit_from_those_before(name: str, slope: float) -> None:
+    """Twenty steps each, costs and the pool of rates kept: 0.98 of the best fixed width, after twenty requests."""
+    total = Total()
+    for seed in range(3):
+        controller = OneSequence()
+        for number in range(45):
+            rng = 1000 * (seed + 1) + number
+            found = run(controller.next_width, controller.observe, DISTRIBUTIONS[name], slope, 20, rng)
+            controller.next_request()
+            if number >= 20:
+                total.tokens += found.tokens
+                total.seconds += found.seconds
+    assert total.rate >= 0.98 * best_fixed(DISTRIBUTIONS[name], slope)
 
 
 def test_control_a_controller_that_learns_nothing_is_seen() -> None:
@@ -52,39 +51,63 @@ def test_control_a_controller_that_learns_nothing_is_seen() -> None:
         assert min(rates) < 0.75
 
 
-def test_proposed_widths_are_kept() -> None:
-    controller = AdaptiveSpecWidth()
-    for step in range(200):
-        width = controller.next_width(proposed=1 + step % 3)
-        assert 1 <= width <= 1 + step % 3
-        controller.observe(width - 1, width - 1, 1.0)
-
-
 def test_acceptance_counts_a_depth_only_when_it_was_reached() -> None:
-    acceptance = Acceptance(4)
-    before = acceptance.counts()
+    pool = AcceptancePool(4)
+    acceptance = Acceptance(pool)
     acceptance.observe(accepted=1, offered=4)
-    after = [(trials - t, hits - h) for (trials, hits), (t, h) in zip(acceptance.counts(), before, strict=True)]
-    assert after == [(1, 1), (1, 0), (0, 0), (0, 0)]
-    for _ in range(1000):
+    assert acceptance.counts() == [(1, 1), (1, 0), (0, 0), (0, 0)]
+    for _ in range(3000):
         acceptance.observe(accepted=0, offered=4)
     assert acceptance.rate(1) < 0.01
     assert acceptance.survival(4) == [acceptance.rate(1)]
-    carried = acceptance.carry()
-    assert carried.counts()[0][0] == 32
-    assert carried.rate(1) == pytest.approx(acceptance.rate(1))
+    other = Acceptance(pool)
+    assert other.rate(1) == pool.rate(1) == pytest.approx(acceptance.rate(1), abs=0.01)
+    for _ in range(int(CARRIED_TRIALS)):
+        other.observe(accepted=1, offered=1)
+    assert other.rate(1) > 0.5, "as many trials of its own count as much as the pool"
 
 
 def test_costs() -> None:
     table = CostTable(Seed().of_rows)
     assert table.price(4) == Seed().of_rows(4)
-    for seconds in (9.0, 9.0, 9.0, 9.0, 2.0, 2.0, 50.0, 2.0):  # the first four are not counted, the outlier is outvoted
+    for seconds in (9.0, 2.0, 2.0, 50.0, 2.0, 2.0):  # the first is not counted, the outlier is outvoted and clipped
         table.observe(1, seconds)
-    assert table.price(1) == 2.0
-    assert table.price(4) == pytest.approx(2.0 * Seed().of_rows(4) / Seed().of_rows(1))
+    assert table.price(1) == pytest.approx(2.1)
+    assert table.price(4) == pytest.approx(2.1 * Seed().of_rows(4))
     table.observe(1, 1000.0)
-    assert 2.0 < table.price(1) < 2.11
+    assert 2.1 < table.price(1) < 2.25
     assert table.means() == {1: table.price(1)}
+
+
+def test_costs_lie_on_a_line_through_what_was_measured() -> None:
+    table = CostTable(Seed().of_rows)
+    for _ in range(40):
+        for rows in (1, 3):
+            table.observe(rows, 1.0 + 0.05 * (rows - 1))
+    assert table.price(2) == pytest.approx(1.05, rel=0.01)
+    assert table.price(6) == pytest.approx(1.25, rel=0.02)
+    for _ in range(200):
+        table.observe(6, 2.0)  # a step up, as where a kernel takes another tile
+    assert table.price(6) == pytest.approx(2.0, rel=0.05)
+
+
+def test_costs_that_change_are_believed_soon() -> None:
+    table = CostTable(Seed().of_rows)
+    for _ in range(100):
+        table.observe(1, 1.0)
+    for _ in range(30):
+        table.observe(1, 2.0)
+    assert table.price(1) > 1.8
+
+
+def test_draft_steps_of_many_sequences() -> None:
+    costs = DraftCosts(Seed(), CostTable(Seed().of_rows))
+    for _ in range(60):
+        costs.observe(2, 1, 0.4)
+        costs.observe(2, 4, 0.4 * 2.5)
+    assert costs.price(2, 1) == pytest.approx(0.4, rel=0.05)
+    assert costs.price(2, 2) == pytest.approx(0.6, rel=0.05)
+    assert costs.price(2, 8) == pytest.approx(1.8, rel=0.05)
 
 
 def test_costs_by_context_begin_with_the_nearest() -> None:
@@ -95,8 +118,8 @@ def test_costs_by_context_begin_with_the_nearest() -> None:
     assert memory.at(RANGES[0] - 1).verify is short
     long = memory.at(RANGES[1]).verify
     assert long is not short
-    assert long.price(1) == 3.0
-    for _ in range(40):
+    assert long.price(1) == pytest.approx(3.0)
+    for _ in range(60):
         long.observe(1, 6.0)
     assert 5.0 < long.price(1) <= 6.0
-    assert short.price(1) == 3.0
+    assert short.price(1) == pytest.approx(3.0)

@@ -68,6 +68,8 @@ def test_four_at_once_with_drafts_and_parked_on_the_way(
         assert any("repack: off" in warning for warning in luce.info.warnings)
         before = luce.memory_report()["experts"]
         assert isinstance(before, dict) and 0 < before["hot_experts"] < TEST_SHAPE.n_layer * TEST_SHAPE.n_expert
+        link = before["link"]
+        assert link["peer_access"] is False and 0 < link["latency_s"] < 1 and link["bytes_s"] > 1e6
         first, second = memory_section(luce.stats())["devices"]
         assert first["name"] == "cpu" and first["weights_bytes"] >= before["hot_bytes"]
         assert (second["name"], second["kind"]) == (server.device, "experts")

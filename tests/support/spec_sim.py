@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyluce.spec.acceptance import Acceptance
-from pyluce.spec.cost import StepCosts
+from pyluce.spec.acceptance import Acceptance, AcceptancePool
+from pyluce.spec.cost import CostMemory, Seed, StepCosts
 from pyluce.spec.planner import Offer, Planner
 from pyluce.spec.width import AdaptiveSpecWidth
 
@@ -85,26 +85,49 @@ def run(
     return total
 
 
-def run_many(
-    rates: Sequence[Sequence[float]],
-    slope: float,
-    steps: int,
-    seed: int,
-    planner: Planner | None = None,
-    costs: StepCosts | None = None,
-) -> float:
-    """Tokens a unit of time of sequences that share their steps; without a planner each has a controller of its own."""
+class OneSequence:
+    """The engine's planner with one sequence whose drafts cost nothing."""
+
+    def __init__(self, max_width: int = 8) -> None:
+        self._pool = AcceptancePool(max_width - 1)
+        self._planner = Planner(max_width)
+        self._costs = CostMemory()
+        self._limit = max_width - 1
+        self.next_request()
+
+    def next_request(self) -> None:
+        """Another request begins: costs and the pool stay."""
+        self.acceptance = Acceptance(self._pool)
+        self._clean = False
+
+    def next_width(self) -> int:
+        offer = Offer(self.acceptance.survival(self._limit), self._limit, drafted=False, clean=self._clean)
+        return 1 + self._planner.plan([offer], self._costs.at(0))[0]
+
+    def observe(self, accepted: int, offered: int, seconds: float | None) -> None:
+        self.acceptance.observe(accepted, offered)
+        self._clean = 0 < offered == accepted
+        if seconds is not None:
+            self._costs.at(0).verify.observe(1 + offered, seconds)
+
+
+def run_many(rates: Sequence[Sequence[float]], slope: float, steps: int, seed: int, joint: bool) -> float:
+    """Tokens a unit of time of sequences that share their steps: planned jointly, or each by a controller of its own."""
     rng = np.random.default_rng(seed)
     controllers = [AdaptiveSpecWidth() for _ in rates]
-    acceptance = [Acceptance(7) for _ in rates]
+    pool, planner, costs = AcceptancePool(7), Planner(32), StepCosts.new(Seed())
+    acceptance = [Acceptance(pool) for _ in rates]
     clean = [False] * len(rates)
     tokens = seconds = 0.0
     for _ in range(steps):
-        if planner is not None and costs is not None:
+        if joint:
             offers = [Offer(a.survival(7), 7, drafted=False, clean=c) for a, c in zip(acceptance, clean, strict=True)]
             drafts = list(planner.plan(offers, costs))
         else:
-            drafts = [controller.next_width() - 1 for controller in controllers]
+            left, drafts = 32 - len(rates), []
+            for controller in controllers:  # who comes first takes of the rows that there are
+                drafts.append(min(left, controller.next_width() - 1))
+                left -= drafts[-1]
         cost = step_cost(len(rates) + sum(drafts), slope)
         measured = cost * (1.0 + 0.05 * rng.standard_normal())
         for i, count in enumerate(drafts):
@@ -112,9 +135,7 @@ def run_many(
             tokens += 1 + float(np.cumprod(rates[i][:count]).sum())
             acceptance[i].observe(accepted, count)
             clean[i] = 0 < count == accepted
-            if planner is None:
-                controllers[i].observe(accepted, count, measured)
-        if costs is not None:
-            costs.verify.observe(len(rates) + sum(drafts), measured)
+            controllers[i].observe(accepted, count, measured)
+        costs.verify.observe(len(rates) + sum(drafts), measured)
         seconds += cost
     return tokens / seconds

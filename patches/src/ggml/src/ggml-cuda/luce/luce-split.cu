@@ -3,6 +3,8 @@
 // Copyright (c) 2026 the pyluce authors. MIT licence.
 #include "luce-common.cuh"
 
+#include <cstdlib>
+
 namespace {
 
 constexpr int THREADS = 256;
@@ -73,4 +75,38 @@ void luce_cuda_moe_join(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
         dim3((unsigned) dst->ne[1], (unsigned) ((n + 4 * THREADS - 1) / (4 * THREADS))), dim3(THREADS), (size_t) 0, ctx.stream());
     ggml_cuda_kernel_launch(moe_join_kernel, params, (const float *) dst->src[0]->data, luce_stride(dst->src[0]), (const float *) dst->src[1]->data,
         luce_stride(dst->src[1]), (const float *) dst->src[2]->data, luce_stride(dst->src[2]), n, (float *) dst->data);
+}
+
+// Peer access in both directions, or none any more. False where the pair cannot, or where they are one device. Not with GGML_CUDA_P2P, which
+// is for the whole process
+extern "C" {
+GGML_BACKEND_API bool ggml_luce_peer_access(int a, int b, bool on);
+}
+
+bool ggml_luce_peer_access(int a, int b, bool on) {
+    const auto & info = ggml_cuda_info();
+    if (a < 0 || b < 0 || a >= info.device_count || b >= info.device_count) {
+        return false;
+    }
+    const int pair[2] = { info.devices[a].physical_device, info.devices[b].physical_device };
+    if (pair[0] == pair[1]) {
+        return false;
+    }
+    if (getenv("GGML_CUDA_P2P") != nullptr) {
+        return true;
+    }
+    int before = 0;
+    CUDA_CHECK(cudaGetDevice(&before));
+    bool done = true;
+    for (int i = 0; i < 2 && done; i++) {
+        int can = 0;
+        CUDA_CHECK(cudaDeviceCanAccessPeer(&can, pair[i], pair[1 - i]));
+        CUDA_CHECK(cudaSetDevice(pair[i]));
+        const cudaError_t status = !can ? cudaErrorPeerAccessNotEnabled :
+                                   on   ? cudaDeviceEnablePeerAccess(pair[1 - i], 0) : cudaDeviceDisablePeerAccess(pair[1 - i]);
+        done = status == cudaSuccess || (on && status == cudaErrorPeerAccessAlreadyEnabled) || (!on && status == cudaErrorPeerAccessNotEnabled);
+        (void) cudaGetLastError(); // an error that is an answer
+    }
+    CUDA_CHECK(cudaSetDevice(before));
+    return done;
 }
