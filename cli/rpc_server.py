@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import signal
 import socket
 
@@ -50,6 +51,9 @@ def rpc_server(host: str, port: int, device: str, threads: int | None) -> None:
     _check_free(host, port)
     description = ", ".join(part for part in (device, info.description, info.architecture) if part)
     click.echo(f"serving {description} at rpc:{host}:{port}; Ctrl-C ends it")
+    shown = logging.StreamHandler()
+    shown.setLevel(logging.WARNING)
+    logging.getLogger("pyluce.native").addHandler(shown)  # why a client's command was refused
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the server does not return to Python
     rpc.serve(host, port, address_of_device, description, threads or available_cpus())
     raise Failure("\n".join([f"the server at {host}:{port} ended", *log.tail(5)]))

@@ -129,15 +129,13 @@ class ExpertSide:
         for layer in found.layers:
             if not self.backend.is_cpu:
                 self.backend.check_supports(layer.graph)
+            allocator.reserve(layer.graph)
+        # a tensor that has a place keeps it, so memory must not move any more
+        for layer in found.layers:
             allocator.alloc(layer.graph)
         if self.backend.is_lost:
             raise NativeError(f"the expert device {self.backend.name} has gone")
-        moved = allocator.epoch != epoch
-        if moved:
-            # what moved last is where all are now
-            for layer in found.layers:
-                allocator.alloc(layer.graph)
-        return found, moved
+        return found, allocator.epoch != epoch
 
     def drop(self, phase: Phase, n_rows: int, stream: int) -> None:
         """Close the graphs of so many rows of a stream."""

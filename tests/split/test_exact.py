@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
+from pyluce.graph import experts
+from pyluce.native import ggml
 from pyluce.native.luce import Phase
 from pyluce.placement.hot import HotSet
 from tests.split.schedule import N_EXPERT, N_LAYER, OPTIONS, model, results, tokens
@@ -86,6 +89,26 @@ def test_chunks_at_the_same_time(n_streams: int, chunk: int, expert_device: str,
             state = runner.new_sequence()
             cut = runner.prefill(state, tokens(70, 0), want="all", cuts=[17, 20, 64])
             assert cut is not None and (ON_GPU or cut.tobytes() == one["prompt 0"])
+
+
+def test_layers_that_need_different_memory(
+    expert_device: str, model_cache: ModelCache, expected: Expected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graph memory that grows at a later layer moves before any layer has its place in it."""
+    once = experts.LayerGraphs._picks
+
+    def more_and_more(graphs: Any, g: Any, h: Any, routed: Any, layer: int, x: int, ids: int) -> int:
+        for _ in range(layer):
+            again = once(graphs, g, h, routed, layer, x, ids)
+            ggml.ggml_set_output(again)
+            g.graph.expand(again)
+        return once(graphs, g, h, routed, layer, x, ids)
+
+    monkeypatch.setattr(experts, "LAYER_NODES", 64)
+    monkeypatch.setattr(experts.LayerGraphs, "_picks", more_and_more)
+    options = {**OPTIONS, "expert_device": expert_device, "hot_experts": PLACEMENTS["one"], "prompt_streams": 2}
+    with open_runner(model(model_cache, "F32"), **options) as runner:
+        assert differing(results(runner), expected("F32")) == []
 
 
 def test_a_slot_that_is_one_off_shows(expert_device: str, model_cache: ModelCache, expected: Expected) -> None:
