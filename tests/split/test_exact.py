@@ -10,6 +10,7 @@ import pytest
 
 from pyluce.graph import experts
 from pyluce.native import ggml
+from pyluce.native.backend import GraphAllocator
 from pyluce.native.luce import Phase
 from pyluce.placement.hot import HotSet
 from tests.split.schedule import N_EXPERT, N_LAYER, OPTIONS, model, results, tokens
@@ -104,6 +105,13 @@ def test_layers_that_need_different_memory(
             g.graph.expand(again)
         return once(graphs, g, h, routed, layer, x, ids)
 
+    class Steady(GraphAllocator):
+        def alloc(self, graph: Any) -> None:
+            before = self.epoch
+            super().alloc(graph)
+            assert self.epoch == before, "memory moved while layers got their places"
+
+    monkeypatch.setattr(experts, "GraphAllocator", Steady)
     monkeypatch.setattr(experts, "LAYER_NODES", 64)
     monkeypatch.setattr(experts.LayerGraphs, "_picks", more_and_more)
     options = {**OPTIONS, "expert_device": expert_device, "hot_experts": PLACEMENTS["one"], "prompt_streams": 2}
