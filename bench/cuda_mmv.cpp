@@ -167,6 +167,23 @@ std::vector<float> rounded(std::vector<float> x) {
     return x;
 }
 
+// What the general kernel's results may differ by: block_q8_1 has half-precision scales and sums, and its sums are of the values
+// before they are rounded, which types with an offset meet. `ring`: bounds of 32-bit arithmetic.
+bool by_ring(ggml_type type, int64_t K) {
+    switch (type) {
+        case GGML_TYPE_Q8_0:
+        case GGML_TYPE_IQ4_NL: return K % 64 == 0;
+        case GGML_TYPE_Q6_K:   return K % 512 == 0;
+        case GGML_TYPE_Q4_K:
+        case GGML_TYPE_Q5_K:   return true;
+        default:               return is_float(type);
+    }
+}
+
+double bound_of(ggml_type type, int64_t K) {
+    return by_ring(type, K) ? 1e-4 : type == GGML_TYPE_Q4_0 || type == GGML_TYPE_Q5_0 ? 8e-2 : 1e-2;
+}
+
 double sigmoid(double x) { return 1.0/(1.0 + std::exp(-x)); }
 
 struct fault {
@@ -250,6 +267,7 @@ void check(ggml_type type, int64_t K, int64_t M, const std::vector<int64_t> & co
                 }
                 if (name == "swiglu") {
                     const double d = dot(m, v, norm);
+                    norm *= 1.0 + 4.0*d*d; // an error of d grows by as much
                     return d*sigmoid(d)*d;
                 }
                 if (name == "mix") {
@@ -273,6 +291,7 @@ void check(ggml_type type, int64_t K, int64_t M, const std::vector<int64_t> & co
                         return 0.0;
                     }
                     const double d = dot(ids[c]*M + m, name == "picks" ? hr.data() + c*K : v, norm);
+                    norm *= name == "picks" ? 1.0 : 1.0 + 4.0*d*d;
                     return name == "picks" ? d : d*sigmoid(d)*d;
                 }
                 return dot(m, v, norm);
@@ -284,7 +303,7 @@ void check(ggml_type type, int64_t K, int64_t M, const std::vector<int64_t> & co
             }
         }
     }
-    const bool right = f.worst < 1e-4;
+    const bool right = f.worst < bound_of(type, K);
     n_failed += !right || !f.same;
     printf("%-7s K %5lld M %5lld: error %.1e%s%s\n", ggml_type_name(type), (long long) K, (long long) M, f.worst, right ? "" : "  WRONG", f.same ? "" : "  DEPENDS ON ROWS");
     fflush(stdout);
@@ -461,15 +480,19 @@ int main(int argc, char ** argv) {
         rows.push_back(atoi(argv[i]));
     }
     if (what == "variants") {
-        const struct { const char * name; int stage, share, general; } variants[] = {
-            { "default", 0, 0, 0 }, { "general", 0, 0, 1 }, { "stage 2944", 2944, 0, 0 }, { "stage 11776", 11776, 0, 0 }, { "share 220000", 0, 220000, 0 },
-            { "stage 11776 share 220000", 11776, 220000, 0 }, { "share 72000", 0, 72000, 0 },
+        const struct { const char * name; int stage, share, threads; } variants[] = {
+            { "default", 0, 0, 0 },
+            { "256 threads, stage 11776, share 220000", 11776, 220000, 256 },
+            { "512 threads", 0, 0, 512 },
+            { "512 threads, stage 2944", 2944, 0, 512 },
+            { "512 threads, stage 8700", 8700, 0, 512 },
+            { "256 threads, share 110000", 0, 110000, 256 },
         };
         for (const auto & v : variants) {
             printf("-- %s\n", v.name);
             ggml_luce_knob(0, v.stage);
             ggml_luce_knob(1, v.share);
-            ggml_luce_knob(2, v.general);
+            ggml_luce_knob(3, v.threads);
             time_steps(model_steps(), rows.empty() ? std::vector<int64_t>{ 1, 4 } : rows);
         }
     } else if (what != "check") {

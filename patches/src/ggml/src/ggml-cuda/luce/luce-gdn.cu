@@ -11,7 +11,7 @@
 // Row graphs: one launch; a thread block owns a sequence's rows of one value head, with the head's state in registers.
 // Chunk graphs: (1) convolution, unit length and gates of all rows into temporary memory, (2) the scan, thread blocks
 // sharing the value heads and 16 columns each, (3) output norm and gate, and the convolution's history.
-#include "luce-common.cuh"
+#include "luce-launch.cuh"
 
 #include "ggml-luce-path.h"
 
@@ -195,6 +195,8 @@ static __global__ void __launch_bounds__((gdn_row_block<DP, CL>::n_threads), 1) 
     __shared__ float out[cols];
     __shared__ float gates[2];
     __shared__ float parts[2][CL]; // of the sum of squares; rows take turns
+
+    ggml_cuda_pdl_lc(); // the next product's weights wait for nobody
 
     const int      d    = exact ? DP : a.d;
     const int      t    = threadIdx.x;
@@ -812,6 +814,7 @@ static void gdn_launch_rows(cudaStream_t stream, const gdn_args & a) {
         return env == nullptr || atoi(env) != 0;
     }();
     void (*kernel)(const gdn_args) = luce_gdn_row_kernel<DP, KT, exact, CL>;
+    LUCE_SET_SHARED_CARVEOUT(kernel);
     cudaLaunchAttribute attributes[2] = {};
     cudaLaunchConfig_t  config = {};
     config.gridDim  = grid;

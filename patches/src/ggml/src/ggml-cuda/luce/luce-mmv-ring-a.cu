@@ -3,5 +3,5 @@
 // Copyright (c) 2026 the pyluce authors. MIT licence.
 #include "luce-mmv-ring.cuh"
 
-template void luce_ring_launch<1>(ggml_backend_cuda_context &, const luce_jobs &, int, size_t);
-template void luce_ring_launch<2>(ggml_backend_cuda_context &, const luce_jobs &, int, size_t);
+template void luce_ring_launch<1, 256>(ggml_backend_cuda_context &, const luce_jobs &, int, size_t);
+template void luce_ring_launch<2, 256>(ggml_backend_cuda_context &, const luce_jobs &, int, size_t);

@@ -6,10 +6,10 @@
 
 namespace {
 
-constexpr int WARPS        = 8;     // of a thread block
-constexpr int STAGE_BYTES  = 5888;  // of a stage, about: two rows of 2560 in Q8_0, four in Q4_K
-constexpr int LONGEST_ROW  = 11264; // bytes; the hyper-connections' 10240 in Q8_0 have 10880
-constexpr int PAIRS        = 24;    // of row and pick in a thread block, about, at most: a lane has the expert of one
+constexpr int MANY_BYTES   = 131072; // of weights that a thread block reads: from there on it has 16 warps and its multiprocessor alone
+constexpr int STAGE_BYTES  = 5888;   // of a stage, about: two rows of 2560 in Q8_0, four in Q4_K
+constexpr int LONGEST_ROW  = 11264;  // bytes; the hyper-connections' 10240 in Q8_0 have 10880
+constexpr int PAIRS        = 24;     // of row and pick in a thread block, about, at most: a lane has the expert of one
 constexpr int MAX_COLUMNS  = LUCE_MMV_COLUMNS;
 
 bool is_float(ggml_type type) {
@@ -37,17 +37,19 @@ struct device_limits {
     int  n_block; // of a launch
     int  most;    // bytes of shared memory that a thread block can have beside the kernel's own
     int  share;   // that leave room for another thread block
+    int  stage;   // bytes of a stage, about
     bool async;   // copies run beside the sums
 };
 
-device_limits limits_of(int device, int n_col) {
+device_limits limits_of(int device, int n_col, int n_warp) {
     const auto & info = ggml_cuda_info().devices[device];
-    const int own = (int) sizeof(float) * WARPS * LUCE_RING_ROWS * n_col + (int) sizeof(uint64_t) * WARPS * LUCE_RING_STAGES;
+    const int own = n_warp * ((int) sizeof(float) * LUCE_RING_ROWS * n_col + (int) sizeof(uint64_t) * LUCE_RING_STAGES);
     device_limits l;
     l.async   = GGML_CUDA_CC_IS_NVIDIA(info.cc) && info.cc >= GGML_CUDA_CC_HOPPER;
     l.n_block = l.async ? info.nsm : 2 * info.nsm;
     l.most    = (int) info.smpbo - own - 1024;
-    l.share   = n_col > 4 ? l.most : ((int) info.smpbo - 1024) / 2 - own;
+    l.stage   = l.async && n_col > 4 ? 2 * STAGE_BYTES : STAGE_BYTES;
+    l.share   = n_col > 4 || n_warp > 8 ? l.most : ((int) info.smpbo - 1024) / 2 - own;
     return l;
 }
 
@@ -59,7 +61,7 @@ double weight_of(const luce_job & job) {
 // Columns of a group: rows of the graph that one reading of the weights serves. Fewer where every thread block's reading of the
 // columns is the larger part.
 int columns_of(const luce_jobs & jobs, int n_row, int device) {
-    const int n_block = limits_of(device, 1).n_block;
+    const int n_block = limits_of(device, 1, 8).n_block;
     int    best      = 1;
     double best_cost = INFINITY;
     for (int n = 1; n <= MAX_COLUMNS && (n == 1 || n / 2 < n_row); n *= 2) {
@@ -72,7 +74,7 @@ int columns_of(const luce_jobs & jobs, int n_row, int device) {
             if (!job.ids) {
                 weights += (double) job.m * job.n_sub * job.w_row * n_group;
                 columns = std::max(columns, 4.0 * job.k * std::min(n, n_row) * n_block);
-                fits    = fits && (n == 1 || is_float(job.type) || luce_x_bytes(job.k) * n <= limits_of(device, n).most / 2);
+                fits    = fits && (n == 1 || is_float(job.type) || luce_x_bytes(job.k) * n <= limits_of(device, n, 16).most / 2);
             }
         }
         if (fits && weights + columns < best_cost) {
@@ -130,20 +132,23 @@ int columns_held(const luce_job & job) {
 }
 
 // Tile, stages and warps of a job within `share` bytes, or as few bytes as it can do with; returns the bytes.
-int fit(luce_job & job, const device_limits & limits) {
+int fit(luce_job & job, const device_limits & limits, int n_warp) {
     if (job.wide) {
         return 0;
     }
     const int64_t all    = (int64_t) job.n_group * job.m;
     const int     blocks = job.n_block * (job.ids ? 1 : job.n_group);
-    const int     values = (int) ((all + blocks - 1) / blocks); // of a thread block
+    const int     values = (int) ((all + blocks - 1) / blocks); // of a thread block, at most
     const int     places = 32 / job.lanes;
-    const int     stage  = luce_knob_of(LUCE_KNOB_STAGE, STAGE_BYTES);
-    job.n_active = std::min(WARPS, values);
+    const int     stage  = luce_knob_of(LUCE_KNOB_STAGE, limits.stage);
+    job.n_value  = (int) ((job.ids ? all : job.m) / job.n_block);
+    job.n_more   = (int) ((job.ids ? all : job.m) % job.n_block);
+    job.n_active = std::min(n_warp, values);
     const int of_warp = (values + job.n_active - 1) / job.n_active;
     job.tile = std::max(1, std::min(stage / (int) (job.n_sub * job.w_row), LUCE_RING_ROWS / job.n_sub));
-    if (job.tile * job.n_sub > places && places % job.n_sub == 0) {
-        job.tile -= job.tile % (places / job.n_sub); // whole steps
+    const int step = std::max(1, 2 * places / job.n_sub); // values that a warp computes at once
+    if (job.tile > step) {
+        job.tile -= job.tile % step;
     }
     job.tile        = std::min(job.tile, of_warp);
     job.part_bytes  = round_up(job.tile * (int) job.w_row, 16) + 16;
@@ -176,16 +181,32 @@ int fit(luce_job & job, const device_limits & limits) {
     return total();
 }
 
+template <int threads>
 void launch(ggml_backend_cuda_context & ctx, const luce_jobs & jobs, int n_col, int n_block, size_t bytes) {
     switch (n_col) {
-        case 1: luce_ring_launch<1>(ctx, jobs, n_block, bytes); break;
-        case 2: luce_ring_launch<2>(ctx, jobs, n_block, bytes); break;
-        case 4: luce_ring_launch<4>(ctx, jobs, n_block, bytes); break;
+        case 1: luce_ring_launch<1, threads>(ctx, jobs, n_block, bytes); break;
+        case 2: luce_ring_launch<2, threads>(ctx, jobs, n_block, bytes); break;
+        case 4: luce_ring_launch<4, threads>(ctx, jobs, n_block, bytes); break;
 #ifndef GGML_USE_HIP
-        case 8: luce_ring_launch<8>(ctx, jobs, n_block, bytes); break;
+        case 8: luce_ring_launch<8, 256>(ctx, jobs, n_block, bytes); break;
 #endif
         default: GGML_ABORT("row product: no kernel for %d columns", n_col);
     }
+}
+
+// Warps of a thread block: 16 where there is much to read and nothing is left for the next kernel's thread blocks, 8 where those
+// shall find room beside them.
+int warps_of(const luce_jobs & jobs, int n_col, int n_block, bool async) {
+    double bytes = 0.0;
+    bool   wide  = false;
+    for (int j = 0; j < jobs.n_job; j++) {
+        bytes += weight_of(jobs.job[j]);
+        wide   = wide || jobs.job[j].wide;
+    }
+    if (!async || wide || n_col > 4) {
+        return 8;
+    }
+    return luce_knob_of(LUCE_KNOB_THREADS, bytes / n_block > MANY_BYTES ? 512 : 256) / 32;
 }
 
 } // namespace
@@ -240,7 +261,7 @@ int luce_ring_lanes(ggml_type type, int k, int * values, int n_max) {
 }
 
 void luce_launch_ring(ggml_backend_cuda_context & ctx, luce_jobs & jobs, int n_row) {
-    const int n_sm = limits_of(ctx.device, 1).n_block;
+    const int n_sm = limits_of(ctx.device, 1, 8).n_block;
     for (int j = 0; j < jobs.n_job; j++) {
         luce_job & job = jobs.job[j];
         job.n_sub = job.epilogue == LUCE_SWIGLU ? 2 : job.epilogue == LUCE_HC_MIX ? job.n_stream : 1;
@@ -257,11 +278,18 @@ void luce_launch_ring(ggml_backend_cuda_context & ctx, luce_jobs & jobs, int n_r
     jobs.first_row = 0;
     jobs.n_row     = n_row;
     const int n_block = divide(jobs, n_sm);
-    const device_limits limits = limits_of(ctx.device, n_col);
+    const int n_warp  = warps_of(jobs, n_col, n_block, limits_of(ctx.device, n_col, 8).async);
+    const device_limits limits = limits_of(ctx.device, n_col, n_warp);
     int bytes = 0;
     for (int j = 0; j < jobs.n_job; j++) {
-        bytes = std::max(bytes, fit(jobs.job[j], limits));
+        bytes = std::max(bytes, fit(jobs.job[j], limits, n_warp));
     }
     GGML_ASSERT(bytes <= limits.most);
-    launch(ctx, jobs, n_col, n_block, (size_t) bytes);
+#ifndef GGML_USE_HIP
+    if (n_warp > 8) {
+        launch<512>(ctx, jobs, n_col, n_block, (size_t) bytes);
+        return;
+    }
+#endif
+    launch<256>(ctx, jobs, n_col, n_block, (size_t) bytes);
 }

@@ -17,8 +17,7 @@
 
 #include "unary.cuh"
 
-constexpr int RING_THREADS = 256;
-constexpr int RING_WARPS   = RING_THREADS / 32;
+constexpr int RING_WIDE_THREADS = 256; // that share a long row
 
 // column `c` of a job: a row of the graph, or with ids and an x for each pick, a pair of row and pick
 static __device__ __forceinline__ const float * ring_column(const luce_job & job, int c) {
@@ -30,30 +29,31 @@ static __device__ __forceinline__ const float * ring_column(const luce_job & job
 
 // Columns first .. first + n - 1 into 8 bits at `out`: 4 lanes a block of 32 values, scale max |x| / 127. What a thread reads is
 // under way before it uses the first of it.
-template <int depth>
+template <int depth, int threads>
 __device__ __forceinline__ void ring_quantise(const luce_job & job, int first, int n, char * out) {
     const int per_column = job.k / 8; // units of 8 values; a multiple of 8, so that four neighbours have one column
     const int n_unit     = per_column * n;
     const int plane      = luce_x_plane(job.k);
     const int bytes      = luce_x_bytes(job.k);
-    for (int base = 0; base < n_unit; base += depth * RING_THREADS) {
+    for (int base = 0; base < n_unit; base += depth * threads) {
         float4 in[depth][2];
 #pragma unroll
         for (int i = 0; i < depth; i++) {
-            const int unit = base + i * RING_THREADS + (int) threadIdx.x;
+            const int unit = base + i * threads + (int) threadIdx.x;
             in[i][0] = in[i][1] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             if (unit < n_unit) {
-                const float4 * at = (const float4 *) (ring_column(job, first + unit / per_column) + unit % per_column * 8);
+                const int      c  = n == 1 ? 0 : unit / per_column;
+                const float4 * at = (const float4 *) (ring_column(job, first + c) + (unit - c * per_column) * 8);
                 in[i][0] = at[0];
                 in[i][1] = at[1];
             }
         }
 #pragma unroll
         for (int i = 0; i < depth; i++) {
-            if (base + i * RING_THREADS >= n_unit) {
+            if (base + i * threads >= n_unit) {
                 break;
             }
-            const int   unit = base + i * RING_THREADS + (int) threadIdx.x;
+            const int   unit = base + i * threads + (int) threadIdx.x;
             const float v[8] = { in[i][0].x, in[i][0].y, in[i][0].z, in[i][0].w, in[i][1].x, in[i][1].y, in[i][1].z, in[i][1].w };
             float top = 0.0f;
 #pragma unroll
@@ -76,10 +76,11 @@ __device__ __forceinline__ void ring_quantise(const luce_job & job, int first, i
                 sum += __shfl_xor_sync(0xffffffff, sum, offset, 32);
             }
             if (unit < n_unit) {
-                char *    column = out + unit / per_column * bytes;
-                const int block  = unit % per_column / 4;
+                const int c      = n == 1 ? 0 : unit / per_column;
+                char *    column = out + c * bytes;
+                const int block  = (unit - c * per_column) / 4;
                 const int part   = unit % 4;
-                *(int2 *) (column + ((block & 1) * 2 + part / 2) * plane + (block >> 1) * 16 + part % 2 * 8) = make_int2(packed[0], packed[1]);
+                *(int2 *) (column + ((block & 1) + part / 2 * 2) * plane + (block >> 1) * 16 + part % 2 * 8) = make_int2(packed[0], packed[1]);
                 if (part == 0) {
                     float *     scales = (float *) (column + 4 * plane);
                     const float d      = top / 127.0f;
@@ -92,9 +93,10 @@ __device__ __forceinline__ void ring_quantise(const luce_job & job, int first, i
 }
 
 // the columns as they are
-static __device__ __forceinline__ void ring_copy_columns(const luce_job & job, int first, int n, float4 * out) {
+template <int threads>
+__device__ __forceinline__ void ring_copy_columns(const luce_job & job, int first, int n, float4 * out) {
     const int per_column = job.k / 4;
-    for (int i = threadIdx.x; i < per_column * n; i += RING_THREADS) {
+    for (int i = threadIdx.x; i < per_column * n; i += threads) {
         out[i] = ((const float4 *) ring_column(job, first + i / per_column))[i % per_column];
     }
 }
@@ -114,7 +116,17 @@ template <int n_col> struct ring_x {
     int          at[n_col]; // bytes
 };
 
-// the sums of n_w rows with every column, all of a row in its `lanes` lanes
+// Unit that lane l takes in the step that begins at unit `base`. Blocks of Q8_0 have 8.5 words: half-warps 32 units apart meet other
+// banks, those 16 apart the same ones.
+template <ggml_type type>
+__device__ __forceinline__ int ring_unit(int base, int l, int apart, int n_unit) {
+    if (type == GGML_TYPE_Q8_0 && apart >= 0 && base < (n_unit & ~63)) {
+        return (base & ~63) + ((base & 32) >> 1) + apart;
+    }
+    return base + l;
+}
+
+// what a lane sums of n_w rows with every column
 template <ggml_type type, int n_col, int n_w>
 __device__ __forceinline__ void ring_dot(
         const luce_job & job, const char * const (&w)[n_w], const ring_x<n_col> & x, int l, float (&acc)[n_w][n_col]) {
@@ -148,7 +160,12 @@ __device__ __forceinline__ void ring_dot(
         const int plane   = luce_x_plane(job.k);
         const int n_block = job.k / 32;
         const int n_unit  = n_block / luce_unit<type>::n_block;
-        for (int u = l; u < n_unit; u += job.lanes) {
+        const int apart   = job.lanes == 32 ? (l & 15) + ((l & 16) << 1) : -1;
+        for (int base = 0; base < n_unit; base += job.lanes) {
+            const int u = ring_unit<type>(base, l, apart, n_unit);
+            if (u >= n_unit) {
+                break; // the last step
+            }
             luce_unit<type> unit[n_w];
 #pragma unroll
             for (int r = 0; r < n_w; r++) {
@@ -173,92 +190,63 @@ __device__ __forceinline__ void ring_dot(
             }
         }
     }
-    for (int offset = job.lanes / 2; offset > 0; offset /= 2) {
-#pragma unroll
-        for (int r = 0; r < n_w; r++) {
-#pragma unroll
-            for (int c = 0; c < n_col; c++) {
-                acc[r][c] += __shfl_xor_sync(0xffffffff, acc[r][c], offset, 32);
-            }
+}
+
+// A row of weights is row `row` of part `s`: a tile has `n_sub` parts of consecutive rows. Bytes from part to part:
+static __device__ __forceinline__ int64_t ring_part_step(const luce_job & job) {
+    return job.w_up ? job.w_up - job.w : job.m * job.w_row;
+}
+
+// Where a warp is among its values: at task `task` of group `group` (columns of a dense job, or a pair of row and pick).
+struct ring_place {
+    int position;
+    int group;
+    int task;
+    int expert;     // of a job with ids; -1: none, and the values are zero
+    const char * w; // the group's first row of weights
+};
+
+static __device__ __forceinline__ void ring_enter(const luce_job & job, ring_place & at, int first_group, int expert_of_lane) {
+    at.expert = job.ids ? __shfl_sync(0xffffffff, expert_of_lane, at.group - first_group, 32) : 0;
+    at.w      = job.w + at.expert * job.w_expert;
+}
+
+// tasks of the tile that begins there
+static __device__ __forceinline__ int ring_count(const luce_job & job, const ring_place & at, int end) {
+    return min(min(job.tile, end - at.position), job.m - at.task);
+}
+
+static __device__ __forceinline__ void ring_advance(
+        const luce_job & job, ring_place & at, int n, int end, int first_group, int expert_of_lane) {
+    at.position += n;
+    at.task     += n;
+    if (at.task == job.m) {
+        at.task = 0;
+        at.group++;
+        if (at.position < end) {
+            ring_enter(job, at, first_group, expert_of_lane);
         }
     }
 }
 
-// where row `row` of part `s` of a tile's weights lies in memory; a tile has `n_sub` parts of consecutive rows
-static __device__ __forceinline__ const char * ring_source(const luce_job & job, int64_t expert, int s, int row) {
-    const char *  w  = s == 1 && job.w_up ? job.w_up : job.w;
-    const int64_t at = job.w_up ? row : (int64_t) s * job.m + row;
-    return w + expert * job.w_expert + at * job.w_row;
-}
-
-// A step of a warp: tasks task .. task + n - 1 of group `group` (columns of a dense job, or a pair of row and pick).
-struct ring_step {
-    int group;
-    int task;
-    int n;
-    int expert; // of a job with ids; -1: none, and the values are zero
-};
-
-static __device__ __forceinline__ ring_step ring_step_at(const luce_job & job, int position, int end, int first_group, int expert_of_lane) {
-    ring_step s;
-    s.group  = position / job.m;
-    s.task   = position - s.group * job.m;
-    s.n      = min(min(job.tile, end - position), job.m - s.task);
-    s.expert = job.ids ? __shfl_sync(0xffffffff, expert_of_lane, s.group - first_group, 32) : 0;
-    return s;
-}
-
-static __device__ __forceinline__ void ring_request(const luce_job & job, const ring_step & s, char * stage, uint64_t * full, int lane) {
+static __device__ __forceinline__ void ring_request(
+        const luce_job & job, const ring_place & at, int n, int64_t part_step, char * stage, uint64_t * full, int lane) {
     if (luce_bulk_copies && lane != 0) {
         return;
     }
-    const int  n_part = s.expert < 0 ? 0 : job.n_sub;
-    const auto begin  = [&](int part) { return (uintptr_t) ring_source(job, s.expert, part, s.task) & ~(uintptr_t) 15; };
-    const auto bytes  = [&](int part) {
-        return (int) (((uintptr_t) ring_source(job, s.expert, part, s.task) + s.n * job.w_row + 15 - begin(part)) & ~(uintptr_t) 15);
-    };
+    const int    n_part = at.expert < 0 ? 0 : job.n_sub;
+    const int    length = n * (int) job.w_row;
+    const char * from   = at.w + (int64_t) at.task * (int) job.w_row;
+    const auto   bytes  = [&](const char * part) { return ((int) ((uintptr_t) part & 15) + length + 15) & ~15; };
     int total = 0;
     for (int part = 0; part < n_part; part++) {
-        total += bytes(part);
+        total += bytes(from + part * part_step);
     }
     luce_copy_announce(full, total);
     for (int part = 0; part < n_part; part++) {
-        luce_copy(stage + part * job.part_bytes, (const char *) begin(part), bytes(part), full, lane);
-    }
-}
-
-// the sums of a tile's rows with every column: sums[row * n_col + column], rows of a part together
-template <ggml_type type, int n_col, int n_w>
-__device__ __forceinline__ void ring_tile(
-        const luce_job & job, const ring_step & s, const char * stage, const ring_x<n_col> & x, float * sums, int lane, int first) {
-    const int l      = lane & (job.lanes - 1);
-    const int place  = lane / job.lanes;
-    const int places = 32 / job.lanes;
-    const int n_row  = s.n * job.n_sub;
-    const char * w[n_w];
-#pragma unroll
-    for (int r = 0; r < n_w; r++) {
-        const int row  = min(first + place + r * places, n_row - 1);
-        int part = 0;
-        int at   = row;
-        while (at >= s.n) {
-            at -= s.n;
-            part++;
-        }
-        const int beside = (int) ((uintptr_t) ring_source(job, s.expert, part, s.task) & 15);
-        w[r] = stage + part * job.part_bytes + beside + at * (int) job.w_row;
-    }
-    float acc[n_w][n_col];
-    ring_dot<type, n_col, n_w>(job, w, x, l, acc);
-#pragma unroll
-    for (int r = 0; r < n_w; r++) {
-        const int row = first + place + r * places;
-        if (l == 0 && row < n_row) {
-#pragma unroll
-            for (int c = 0; c < n_col; c++) {
-                sums[row * n_col + c] = acc[r][c];
-            }
-        }
+        luce_copy(stage, (const char *) ((uintptr_t) from & ~(uintptr_t) 15), bytes(from), full, lane);
+        stage += job.part_bytes;
+        from  += part_step;
     }
 }
 
@@ -293,88 +281,172 @@ struct ring_warp {
     int first_group;    // that the thread block has
     int n_row;          // of the graph
     int expert_of_lane; // of group first_group + lane
-    int position;       // next to compute
-    int asked;          // next to ask for
+    ring_place at;      // next to compute
+    ring_place asked;   // next to ask for
+    int64_t part_step;
     int end;
     int lane;
 };
 
-// sums of a tile, rows `places` or twice as many at a time
-template <ggml_type type, int n_col>
-__device__ __forceinline__ void ring_sums(
-        const luce_job & job, const ring_step & s, const char * stage, const ring_x<n_col> & x, float * sums, int lane) {
-    // two at once share what is read of the columns; a register file of 128 a thread has no room for it in every type
-    constexpr bool twice = n_col > 4 || (n_col == 4 && (type == GGML_TYPE_Q8_0 || type == GGML_TYPE_Q4_K));
-    const int places = 32 / job.lanes;
-    const int n_row  = s.n * job.n_sub;
-    int first = 0;
-    if constexpr (twice) {
-        for (; first + places < n_row; first += 2 * places) {
-            ring_tile<type, n_col, 2>(job, s, stage, x, sums, lane, first);
-        }
+// Two rows at once share what is read of the columns; where a register file of 128 a thread has no room for that, one after the other.
+template <ggml_type type, int n_col, bool roomy>
+__device__ __forceinline__ void ring_two(
+        const luce_job & job, const char * const (&w)[2], bool both, const ring_x<n_col> & x, int l, float (&acc)[2][n_col]) {
+    constexpr bool together = roomy || n_col <= 2 || type == GGML_TYPE_Q8_0 || type == GGML_TYPE_Q4_K;
+    if (together && both) {
+        ring_dot<type, n_col, 2>(job, w, x, l, acc);
+        return;
     }
-    for (; first < n_row; first += places) {
-        ring_tile<type, n_col, 1>(job, s, stage, x, sums, lane, first);
+#pragma unroll
+    for (int r = 0; r < (together ? 1 : 2); r++) {
+        if (r == 0 || both) {
+            const char * const one[1] = { w[r] };
+            float sum[1][n_col];
+            ring_dot<type, n_col, 1>(job, one, x, l, sum);
+#pragma unroll
+            for (int c = 0; c < n_col; c++) {
+                acc[r][c] = sum[0][c];
+            }
+        }
     }
 }
 
-template <int n_col>
+template <int n_col, bool roomy>
 __device__ __forceinline__ void ring_run(const luce_job & job, ring_warp & p) {
+    const bool mixes  = job.epilogue == LUCE_HC_MIX;
+    const bool paired = job.epilogue == LUCE_SWIGLU; // then the two rows of a value are computed together
+    const int  l      = p.lane & (job.lanes - 1);
+    const int  place  = p.lane / job.lanes;
+    const int  places = 32 / job.lanes;
+    const int  w_row  = (int) job.w_row;
     int stage  = 0;
     int parity = 0;
-    while (p.position < p.end) {
-        const ring_step s = ring_step_at(job, p.position, p.end, p.first_group, p.expert_of_lane);
-        int n_real = 1;
-        ring_x<n_col> x;
-        int64_t       row;
-        int64_t       out;
-        x.shared = p.x;
-        if (n_col == 1 && job.ids) {
-            const int column = job.x_pick != 0 ? s.group : s.group / job.n_used;
-            row = s.group / job.n_used;
-            out = row * job.dst_row + (int64_t) (s.group % job.n_used) * job.dst_pick;
-            x.global = p.x_bytes ? nullptr : (const char *) ring_column(job, column);
-            x.at[0]  = (column - p.first_column) * p.x_bytes;
-        } else {
-            row    = (int64_t) s.group * job.columns;
-            n_real = min(job.columns, p.n_row - (int) row);
-            out    = row * job.dst_row;
-            x.global = p.x_bytes ? nullptr : (const char *) (job.x + row * job.x_row);
+    int group  = -1;
+    int n_real = 1;
+    int64_t       row = 0; // the group's first, of the graph
+    float *       dst = nullptr;
+    ring_x<n_col> x;
+    x.shared = p.x;
+    x.global = nullptr;
+    while (p.at.position < p.end) {
+        const int n    = ring_count(job, p.at, p.end);
+        const int task = p.at.task;
+        if (p.at.group != group) {
+            group = p.at.group;
+            if (n_col == 1 && job.ids) {
+                row = group / job.n_used;
+                const int pick   = group - (int) row * job.n_used;
+                const int column = job.x_pick != 0 ? group : (int) row;
+                dst      = job.dst + row * job.dst_row + pick * job.dst_pick;
+                x.global = p.x_bytes ? nullptr : (const char *) ring_column(job, column);
+                x.at[0]  = (column - p.first_column) * p.x_bytes;
+            } else {
+                row      = (int64_t) group * job.columns;
+                n_real   = min(job.columns, p.n_row - (int) row);
+                dst      = job.dst + row * job.dst_row;
+                x.global = p.x_bytes ? nullptr : (const char *) (job.x + row * job.x_row);
 #pragma unroll
-            for (int c = 0; c < n_col; c++) {
-                x.at[c] = min(c, n_real - 1) * (p.x_bytes ? p.x_bytes : (int) (job.x_row * sizeof(float)));
+                for (int c = 0; c < n_col; c++) {
+                    x.at[c] = min(c, n_real - 1) * (p.x_bytes ? p.x_bytes : (int) (job.x_row * sizeof(float)));
+                }
             }
         }
-        if (job.epilogue == LUCE_HC_MIX && p.lane < s.n * n_real) {
-            const float * xn = job.xn + (row + p.lane / s.n) * job.xn_row + s.task + p.lane % s.n;
+        if (mixes && p.lane < n * n_real) {
+            const float * xn = job.xn + (row + p.lane / n) * job.xn_row + task + p.lane % n;
             for (int i = 0; i < job.n_sub; i++) {
                 luce_prefetch(xn + (int64_t) i * job.m);
             }
         }
-        char * at = p.ring + stage * job.stage_bytes;
+        char * from = p.ring + stage * job.stage_bytes;
         luce_copy_wait(p.full + stage, parity);
-        if (s.expert >= 0) {
-            switch (job.type) {
-#define LUCE_CASE(TYPE) case TYPE: ring_sums<TYPE, n_col>(job, s, at, x, p.sums, p.lane); break;
-                LUCE_RING_TYPES(LUCE_CASE)
+        const auto release = [&]() { // the stage is read
+            luce_syncwarp();
+            if (p.asked.position < p.end) {
+                const int next = ring_count(job, p.asked, p.end);
+                ring_request(job, p.asked, next, p.part_step, from, p.full + stage, p.lane);
+                ring_advance(job, p.asked, next, p.end, p.first_group, p.expert_of_lane);
+            }
+        };
+        if (p.at.expert < 0) {
+            release();
+            for (int t = p.lane; t < n; t += 32) {
+                dst[task + t] = 0.0f;
+            }
+        } else {
+            const int      n_row = mixes ? n * job.n_sub : n;
+            const int      step  = paired ? places : 2 * places;
+            const uint32_t low   = (uint32_t) (uintptr_t) p.at.w + (uint32_t) (task * w_row); // of the tile's address
+            for (int first = 0; first < n_row; first += step) {
+                const bool   both = paired || first + places < n_row;
+                const char * w[2];
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    int at   = min(first + place + (paired ? 0 : r * places), n_row - 1);
+                    int part = paired ? r : 0;
+                    if (mixes) {
+                        while (at >= n) {
+                            at -= n;
+                            part++;
+                        }
+                    }
+                    w[r] = from + part * job.part_bytes + ((low + part * (uint32_t) p.part_step) & 15) + at * w_row;
+                }
+                float acc[2][n_col];
+#pragma unroll
+                for (int c = 0; c < n_col; c++) {
+                    acc[0][c] = acc[1][c] = 0.0f;
+                }
+                switch (job.type) {
+#define LUCE_CASE(TYPE) case TYPE: ring_two<TYPE, n_col, roomy>(job, w, both, x, l, acc); break;
+                    LUCE_RING_TYPES(LUCE_CASE)
 #undef LUCE_CASE
-                default: break;
+                    default: break;
+                }
+                if (first + step >= n_row) {
+                    release();
+                }
+                for (int offset = job.lanes / 2; offset > 0; offset /= 2) {
+#pragma unroll
+                    for (int r = 0; r < 2; r++) {
+#pragma unroll
+                        for (int c = 0; c < n_col; c++) {
+                            acc[r][c] += __shfl_xor_sync(0xffffffff, acc[r][c], offset, 32);
+                        }
+                    }
+                }
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    const int at = first + place + r * places;
+                    if (l == 0 && at < n_row && !(paired && r == 1)) {
+#pragma unroll
+                        for (int c = 0; c < n_col; c++) {
+                            if (mixes) {
+                                p.sums[at * n_col + c] = acc[r][c];
+                            } else if (c < n_real) {
+                                float value = acc[r][c];
+                                if (paired) {
+                                    value = ggml_cuda_op_silu_single(value) * acc[1][c]; // as upstream's GLU kernel does
+                                } else if (job.epilogue == LUCE_SILU_SCALE) {
+                                    value = luce_silu(value * job.scale);
+                                }
+                                dst[c * job.dst_row + task + at] = value;
+                            }
+                        }
+                    }
+                }
+            }
+            if (mixes) {
+                luce_syncwarp(); // the sums are there
+                for (int e = p.lane; e < n * n_real; e += 32) {
+                    const int     c  = e / n;
+                    const int     t  = e - c * n;
+                    const float * xn = job.xn + (row + c) * job.xn_row + task + t;
+                    dst[c * job.dst_row + task + t] = ring_value(job, p.sums + c, n, n_col, t, xn);
+                }
+                luce_syncwarp(); // and read
             }
         }
-        luce_syncwarp(); // the sums are there, and the stage is read
-        if (p.asked < p.end) {
-            const ring_step next = ring_step_at(job, p.asked, p.end, p.first_group, p.expert_of_lane);
-            ring_request(job, next, at, p.full + stage, p.lane);
-            p.asked += next.n;
-        }
-        for (int e = p.lane; e < s.n * n_real; e += 32) {
-            const int     c  = e / s.n;
-            const int     t  = e - c * s.n;
-            const float * xn = job.xn ? job.xn + (row + c) * job.xn_row + s.task + t : nullptr;
-            job.dst[out + c * job.dst_row + s.task + t] = s.expert < 0 ? 0.0f : ring_value(job, p.sums + c, s.n, n_col, t, xn);
-        }
-        luce_syncwarp(); // the sums are read
-        p.position += s.n;
+        ring_advance(job, p.at, n, p.end, p.first_group, p.expert_of_lane);
         if (++stage == job.n_stage) {
             stage = 0;
             parity ^= 1;
@@ -382,7 +454,7 @@ __device__ __forceinline__ void ring_run(const luce_job & job, ring_warp & p) {
     }
 }
 
-// Long F32 rows, a thread block a row: thread i sums values 4*i .. 4*i + 3 and those every 4*RING_THREADS values on, lanes meet in a
+// Long F32 rows, a thread block a row: thread i sums values 4*i .. 4*i + 3 and those every 4*RING_WIDE_THREADS values on, lanes meet in a
 // butterfly, warps in rising order.
 template <int n_col>
 __device__ __forceinline__ void ring_wide(const luce_job & job, int n_row, int part, float * sums) {
@@ -390,19 +462,22 @@ __device__ __forceinline__ void ring_wide(const luce_job & job, int n_row, int p
     const int group   = part / n_block;
     const int n4      = job.k / 4;
     part -= group * n_block;
+    const auto source = [&](int s, int task) {
+        return (const float *) (job.w + s * ring_part_step(job) + (int64_t) task * job.w_row);
+    };
     for (int s = 0; s < job.n_sub; s++) {
-        for (int at = 32 * (int) threadIdx.x; at < job.k; at += 32 * RING_THREADS) {
-            luce_prefetch((const float *) ring_source(job, 0, s, part) + at);
+        for (int at = 32 * (int) threadIdx.x; at < job.k; at += 32 * RING_WIDE_THREADS) {
+            luce_prefetch(source(s, part) + at);
         }
     }
     ggml_cuda_pdl_sync();
     const int     row    = group * job.columns;
     const int     n_real = min(job.columns, n_row - row);
     const float * x      = job.x + row * job.x_row;
-    float * values = sums + RING_WARPS * n_col; // [n_sub][n_col]
+    float * values = sums + (RING_WIDE_THREADS / 32) * n_col; // [n_sub][n_col]
     for (int task = part; task < job.m; task += n_block) {
         for (int s = 0; s < job.n_sub; s++) {
-            const float4 * w = (const float4 *) ring_source(job, 0, s, task);
+            const float4 * w = (const float4 *) source(s, task);
             float acc[n_col];
 #pragma unroll
             for (int c = 0; c < n_col; c++) {
@@ -410,7 +485,7 @@ __device__ __forceinline__ void ring_wide(const luce_job & job, int n_row, int p
             }
             constexpr int n_ahead = n_col == 1 ? 5 : n_col == 2 ? 4 : 1;
 #pragma unroll n_ahead
-            for (int at = (int) threadIdx.x; at < n4; at += RING_THREADS) {
+            for (int at = (int) threadIdx.x; at < n4; at += RING_WIDE_THREADS) {
                 const float4 v = w[at];
 #pragma unroll
                 for (int c = 0; c < n_col; c++) {
@@ -427,7 +502,7 @@ __device__ __forceinline__ void ring_wide(const luce_job & job, int n_row, int p
             __syncthreads();
             if ((int) threadIdx.x < n_col) {
                 float sum = sums[threadIdx.x];
-                for (int i = 1; i < RING_WARPS; i++) {
+                for (int i = 1; i < (RING_WIDE_THREADS / 32); i++) {
                     sum += sums[i * n_col + (int) threadIdx.x];
                 }
                 values[s * n_col + (int) threadIdx.x] = sum;
@@ -442,11 +517,11 @@ __device__ __forceinline__ void ring_wide(const luce_job & job, int n_row, int p
     }
 }
 
-template <int n_col>
-__global__ void __launch_bounds__(RING_THREADS, n_col <= 4 ? 2 : 1) ring_kernel(const luce_jobs jobs) {
+template <int n_col, int threads>
+__global__ void __launch_bounds__(threads, threads == 256 && n_col <= 4 ? 2 : 1) ring_kernel(const luce_jobs jobs) {
     extern __shared__ __align__(128) char shared[];
-    __shared__ float    sums[RING_WARPS][LUCE_RING_ROWS * n_col];
-    __shared__ uint64_t full[RING_WARPS][LUCE_RING_STAGES];
+    __shared__ float    sums[threads / 32][LUCE_RING_ROWS * n_col];
+    __shared__ uint64_t full[threads / 32][LUCE_RING_STAGES];
     int j = 0;
     while (j + 1 < jobs.n_job && (int) blockIdx.x >= jobs.job[j + 1].first_block) {
         j++;
@@ -459,22 +534,27 @@ __global__ void __launch_bounds__(RING_THREADS, n_col <= 4 ? 2 : 1) ring_kernel(
     if (!late) {
         ggml_cuda_pdl_lc();
     }
-    if (job.wide) {
-        ring_wide<n_col>(job, jobs.n_row, part, &sums[0][0]);
-        return;
+    if constexpr (threads == RING_WIDE_THREADS) {
+        if (job.wide) {
+            ring_wide<n_col>(job, jobs.n_row, part, &sums[0][0]);
+            return;
+        }
     }
     // the thread block's values, and the warp's among them
-    const int64_t all   = (int64_t) job.n_group * job.m;
-    const int     begin = (int) (all * part / (job.n_block * (job.ids ? 1 : job.n_group)));
-    const int     end   = (int) (all * (part + 1) / (job.n_block * (job.ids ? 1 : job.n_group)));
+    const int group  = job.ids || job.n_group == 1 ? 0 : part / job.n_block;
+    const int within = part - group * job.n_block;
+    const int begin  = group * job.m + within * job.n_value + min(within, job.n_more);
+    const int end    = begin + job.n_value + (within < job.n_more ? 1 : 0);
     ring_warp p;
     p.lane        = lane;
     p.n_row       = jobs.n_row;
     p.first_group = begin / job.m;
     const int last_group = max(end - 1, begin) / job.m;
-    p.position = warp < job.n_active ? begin + (end - begin) * warp / job.n_active : 0;
+    p.at.position = warp < job.n_active ? begin + (end - begin) * warp / job.n_active : 0;
     p.end      = warp < job.n_active ? begin + (end - begin) * (warp + 1) / job.n_active : 0;
-    p.asked    = p.position;
+    p.at.group = p.at.position / job.m;
+    p.at.task  = p.at.position - p.at.group * job.m;
+    p.part_step = ring_part_step(job);
     p.ring     = shared + job.ring_at + warp * job.n_stage * job.stage_bytes;
     p.full     = full[warp];
     p.sums     = sums[warp];
@@ -491,10 +571,14 @@ __global__ void __launch_bounds__(RING_THREADS, n_col <= 4 ? 2 : 1) ring_kernel(
             p.expert_of_lane = id >= 0 && id < job.n_expert ? id : -1;
         }
     }
-    for (int i = 0; i < job.n_stage && p.asked < p.end; i++) {
-        const ring_step s = ring_step_at(job, p.asked, p.end, p.first_group, p.expert_of_lane);
-        ring_request(job, s, p.ring + i * job.stage_bytes, p.full + i, lane);
-        p.asked += s.n;
+    if (p.at.position < p.end) {
+        ring_enter(job, p.at, p.first_group, p.expert_of_lane);
+    }
+    p.asked = p.at;
+    for (int i = 0; i < job.n_stage && p.asked.position < p.end; i++) {
+        const int n = ring_count(job, p.asked, p.end);
+        ring_request(job, p.asked, n, p.part_step, p.ring + i * job.stage_bytes, p.full + i, lane);
+        ring_advance(job, p.asked, n, p.end, p.first_group, p.expert_of_lane);
     }
     if (!late) {
         ggml_cuda_pdl_sync();
@@ -513,23 +597,24 @@ __global__ void __launch_bounds__(RING_THREADS, n_col <= 4 ? 2 : 1) ring_kernel(
     p.x_bytes = job.x_bytes;
     if (ring_is_float(job.type)) {
         if (job.x_bytes) {
-            ring_copy_columns(job, p.first_column, n_column, (float4 *) shared);
+            ring_copy_columns<threads>(job, p.first_column, n_column, (float4 *) shared);
         }
     } else {
-        ring_quantise<n_col == 1 ? 5 : 4>(job, p.first_column, n_column, shared);
+        ring_quantise<n_col == 1 && threads == 256 ? 5 : 4, threads>(job, p.first_column, n_column, shared);
     }
     __syncthreads();
     if (job.ids) {
-        ring_run<1>(job, p);
+        ring_run<1, false>(job, p);
     } else {
-        ring_run<n_col>(job, p);
+        ring_run<n_col, n_col == 8 && threads == 256>(job, p);
     }
 }
 
-template <int n_col>
+template <int n_col, int threads>
 void luce_ring_launch(ggml_backend_cuda_context & ctx, const luce_jobs & jobs, int n_block, size_t shared_bytes) {
-    CUDA_SET_SHARED_MEMORY_LIMIT(ring_kernel<n_col>, ggml_cuda_info().devices[ctx.device].smpbo - sizeof(float) * RING_WARPS * LUCE_RING_ROWS * n_col - 1024);
-    LUCE_SET_SHARED_CARVEOUT(ring_kernel<n_col>);
-    const ggml_cuda_kernel_launch_params params(dim3(n_block), dim3(RING_THREADS), shared_bytes, ctx.stream());
-    ggml_cuda_kernel_launch(ring_kernel<n_col>, params, jobs);
+    constexpr size_t own = sizeof(float) * (threads / 32) * LUCE_RING_ROWS * n_col + 1024;
+    CUDA_SET_SHARED_MEMORY_LIMIT((ring_kernel<n_col, threads>), ggml_cuda_info().devices[ctx.device].smpbo - own);
+    LUCE_SET_SHARED_CARVEOUT((ring_kernel<n_col, threads>));
+    const ggml_cuda_kernel_launch_params params(dim3(n_block, 1, 1), dim3(threads, 1, 1), shared_bytes, ctx.stream());
+    ggml_cuda_kernel_launch(ring_kernel<n_col, threads>, params, jobs);
 }

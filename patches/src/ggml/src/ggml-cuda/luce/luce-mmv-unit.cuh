@@ -11,7 +11,7 @@
 
 #include "vecdotq.cuh"
 
-// Activations of one column in 8 bits: of block b words 0-3 lie at plane (b % 2) * 2, words 4-7 at the next, 16 bytes a pair of
+// Activations of one column in 8 bits: of block b words 0-3 lie at plane b % 2, words 4-7 two planes on, 16 bytes a pair of
 // blocks; then a scale a block and the sum a block. A plane ends 64 bytes beside a multiple of 128, so that neighbouring
 // lanes' reads meet different banks.
 __host__ __device__ constexpr int luce_x_plane(int k) {
@@ -31,9 +31,9 @@ struct luce_x8 {
 // block b of the column at `x`, a column of k values
 template <bool with_sum>
 static __device__ __forceinline__ void luce_load_x(luce_x8 & v, const char * x, int plane, int n_block, int b) {
-    const char * at = x + (b & 1) * 2 * plane + (b >> 1) * 16;
+    const char * at = x + (b & 1) * plane + (b >> 1) * 16;
     const int4   lo = *(const int4 *) at;
-    const int4   hi = *(const int4 *) (at + plane);
+    const int4   hi = *(const int4 *) (at + 2 * plane);
     v.q[0] = lo.x; v.q[1] = lo.y; v.q[2] = lo.z; v.q[3] = lo.w;
     v.q[4] = hi.x; v.q[5] = hi.y; v.q[6] = hi.z; v.q[7] = hi.w;
     const float * scales = (const float *) (x + 4 * plane);
@@ -95,6 +95,33 @@ template <> struct luce_unit<GGML_TYPE_Q8_0> {
     }
 };
 
+#ifndef GGML_USE_HIP
+// bytes of a (0-3) and b (4-7); no digit of the selector is above 7, so that none need be masked as __byte_perm does
+static __device__ __forceinline__ uint32_t luce_pick_bytes(uint32_t a, uint32_t b, uint32_t selector) {
+#ifdef __CUDA_ARCH__
+    uint32_t r;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(selector));
+    return r;
+#else
+    return __byte_perm(a, b, selector);
+#endif
+}
+#endif
+
+// the values of IQ4_NL of a word's low nibbles, and of its high ones
+static __device__ __forceinline__ int2 luce_values_iq4(uint32_t q) {
+#ifndef GGML_USE_HIP
+    constexpr uint32_t t0 = 0xBFAD9881u, t1 = 0xF6EADDCFu, t2 = 0x26190D01u, t3 = 0x71594535u; // kvalues_iq4nl
+    const uint32_t at   = q & 0x77777777u;
+    const uint32_t half = ((q >> 1) & 0x44444444u) | 0x32103210u; // which eight of the values
+    const uint32_t even = luce_pick_bytes(luce_pick_bytes(t0, t1, at), luce_pick_bytes(t2, t3, at), half);
+    const uint32_t odd  = luce_pick_bytes(luce_pick_bytes(t0, t1, at >> 16), luce_pick_bytes(t2, t3, at >> 16), half >> 16);
+    return make_int2((int) luce_pick_bytes(even, odd, 0x6420), (int) luce_pick_bytes(even, odd, 0x7531));
+#else
+    return get_int_from_table_16((int) q, kvalues_iq4nl);
+#endif
+}
+
 template <> struct luce_unit<GGML_TYPE_IQ4_NL> {
     static constexpr int  n_block  = 2;
     static constexpr bool with_sum = false;
@@ -119,7 +146,7 @@ template <> struct luce_unit<GGML_TYPE_IQ4_NL> {
     __device__ __forceinline__ void get(int h, int * out) const {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const int2 v = get_int_from_table_16((int) q[h][i], kvalues_iq4nl);
+            const int2 v = luce_values_iq4(q[h][i]);
             out[i]     = v.x;
             out[4 + i] = v.y;
         }

@@ -49,6 +49,8 @@ struct luce_job {
     int             lanes;       // that share a row
     int             columns;     // of a group, dense
     int             n_group;     // groups of columns, or pairs of row and pick
+    int             n_value;     // values of a thread block, one more of the first n_more
+    int             n_more;
     int             n_active;    // warps that have values
     int             n_stage;     // stages of a warp's ring
     int             tile;        // values of a stage
@@ -106,6 +108,7 @@ enum luce_knob {
     LUCE_KNOB_STAGE = 0, // bytes of a stage
     LUCE_KNOB_SHARE,     // bytes of shared memory of a thread block
     LUCE_KNOB_GENERAL,   // 1: everything by the general kernel
+    LUCE_KNOB_THREADS,   // of a thread block of the ring, 256 or 512
     LUCE_KNOB_COUNT,
 };
 
@@ -115,7 +118,7 @@ int luce_knob_of(luce_knob what, int otherwise);
 constexpr int LUCE_RING_STAGES = 4;
 constexpr int LUCE_RING_ROWS   = 32; // rows of weights of a stage, at most
 
-template <int n_col>
+template <int n_col, int threads>
 void luce_ring_launch(ggml_backend_cuda_context & ctx, const luce_jobs & jobs, int n_block, size_t shared_bytes);
 
 #define LUCE_RING_TYPES(X)                                                                                  \

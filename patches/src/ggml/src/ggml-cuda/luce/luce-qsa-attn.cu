@@ -1,6 +1,7 @@
 // pyluce: attention over the tokens of the selected blocks and the tail of the incomplete one, times sigmoid(gate).
 //
 // Copyright (c) 2026 the pyluce authors. MIT licence.
+#include "luce-launch.cuh"
 #include "luce-qsa-attn.cuh"
 
 #include "ggml-luce-path.h"
@@ -128,6 +129,7 @@ static __global__ __launch_bounds__(LUCE_ATTN_THREADS) void luce_attn_merge_kern
     __shared__ float parts[LUCE_ATTN_SPLITS];
     const int      h   = blockIdx.x;
     const int64_t  r   = blockIdx.y;
+    ggml_cuda_pdl_lc(); // the next product's weights wait for nobody
     const luce_row row = a.rows[r];
     float        * dst = a.dst + (r * a.n_head + h) * a.d;
     if (row.slot < 0) {
@@ -219,6 +221,7 @@ void luce_cuda_qsa_attn(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     a.values = values.get();
     a.sums   = sums.get();
     const int n_threads = std::min(LUCE_ATTN_THREADS, (int) GGML_PAD(a.d, 32));
+    LUCE_SET_SHARED_CARVEOUT(luce_attn_merge_kernel);
     for (int row0 = 0; row0 < n_total; row0 += n_batch) {
         a.n_row = std::min(n_batch, n_total - row0);
         const dim3 grid(a.n_split, a.n_kv, a.n_row);
