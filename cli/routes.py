@@ -24,6 +24,7 @@ from pyluce.placement.options import MAX_BUDGET_MIB
 from pyluce.placement.table_file import RoutesError, read_routes
 from pyluce.run_hashes import HashFileError, read_prompts
 from pyluce.weights import ModelError
+from pyluce.weights.hparams import ARCHITECTURE
 
 DEFAULT_TOKENS = 64
 MOST_COLUMNS = 6
@@ -191,13 +192,22 @@ def _document(shape: RouteShape, counts: Counts, hot: HotSet | None) -> dict[str
         "n_expert_used": shape.n_used,
         "picks": [int(n) for n in counts.sum(axis=1)],
         "coverage": {str(k): [float(x) for x in coverage(counts, k)] for k in hottest_columns(shape)},
-        "hot": None
-        if hot is None
-        else {
-            "n_hot": hot.n_hot,
-            "coverage": hot.coverage(counts),
-            "hot_expert_ids": [list(ids) for ids in hot.layers],
-        },
+        "hot": None if hot is None else _placement(shape, counts, hot),
+    }
+
+
+def _placement(shape: RouteShape, counts: Counts, hot: HotSet) -> dict[str, Any]:
+    """The hot set as the reference system stores placements, and what it covers."""
+    return {
+        "arch": ARCHITECTURE,
+        "version": 1,
+        "n_layer": shape.n_layer,
+        "n_expert": shape.n_expert,
+        "n_expert_used": shape.n_used,
+        "total_hot": hot.n_hot,
+        "hot_counts": [len(ids) for ids in hot.layers],
+        "hot_expert_ids": [list(ids) for ids in hot.layers],
+        "coverage": hot.coverage(counts),
     }
 
 

@@ -102,7 +102,8 @@ def test_show(luce, tmp_path: Path) -> None:
         "routes", "show", str(table), "--model", str(luce_tiny_path()), "--expert-budget-mib", "1", "--json"
     )
     found = json.loads(out)
-    assert code == 0 and 0 < found["hot"]["n_hot"] < SHAPE.n_layer * SHAPE.n_expert
+    assert code == 0 and 0 < found["hot"]["total_hot"] < SHAPE.n_layer * SHAPE.n_expert
+    assert found["hot"]["total_hot"] == sum(found["hot"]["hot_counts"]) and found["hot"]["arch"] == "qwen4exp"
     assert found["hot"]["hot_expert_ids"][0][0] == 2, "the most picked one comes first"
     code, _, err = luce("routes", "show", str(table), "--expert-budget-mib", "1")
     assert code == 2 and "expected with --model or --like" in err

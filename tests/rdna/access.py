@@ -77,9 +77,9 @@ class Space:
         if self.kind == "global":
             found = []
             for buffer, chosen in machine.memory.find(addresses, size, i):
-                if write and not buffer.writable:
-                    raise OutOfBounds(f"{i}: writes to {buffer}, which is read only.")
                 offsets = (addresses[chosen] - np.uint64(buffer.start)).view(np.int64)
+                if write and buffer.protected and int(offsets.min()) < buffer.protected:
+                    raise OutOfBounds(f"{i}: writes to {buffer}, whose first {buffer.protected} bytes are read only.")
                 found.append((buffer.bytes, offsets, chosen, buffer.start, buffer.end - buffer.start, str(buffer)))
             return found
         offsets = addresses.view(np.int64)
@@ -196,6 +196,7 @@ def tally(w: Waves, space: Space, size: int, count: int, write: bool, addresses:
             stats.global_stored += total
         else:
             stats.global_loaded += total
+            w.machine.count_sectors(w, addresses, lanes, size)
     elif space.kind == "scratch":
         stats.scratch_bytes += total
     else:

@@ -191,6 +191,21 @@ def f16_to_u16(x: Any) -> Any:
     return _saturated(x, 0, 2**16 - 1, U32)
 
 
+def i32_to_i16(x: Any) -> Any:
+    return np.clip(x, -(2**15), 2**15 - 1)
+
+
+def u32_to_u16(x: Any) -> Any:
+    return np.minimum(x, U32(0xFFFF))
+
+
+def f32_to_f16_toward_zero(x: Any) -> Any:
+    """As a bit pattern in uint32; what is too large becomes 65504, infinities stay."""
+    near = x.astype(F16)
+    bits = near.view(U16).astype(U32)
+    return np.where(np.abs(F64(near)) > np.abs(F64(x)), bits - U32(1), bits)
+
+
 def u8_to_u32(x: Any) -> Any:
     return x.astype(U32)
 

@@ -46,6 +46,7 @@ class Bench:
             scratch_bytes=64,
             scratch_stride=64,
             count_conflicts=lambda *_: None,
+            count_sectors=lambda *_: None,
         )
 
     def set(self, register: int, values: Any) -> None:

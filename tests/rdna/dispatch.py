@@ -75,7 +75,7 @@ class Machine:
         self.scratch_stride = -(-d.scratch_bytes // 4) * 4
         self.stats.largest_lds = self.lds_bytes
         self.temporary: list[int] = []
-        self.conflicts: dict[Any, int] = {}  # cycles of access patterns seen
+        self.conflicts: dict[Any, int] = {}  # bank conflicts and sectors of access patterns seen
         self.kernarg = self._temporary(self._arguments(args), "kernel arguments")
         self.group_waves = -(-self.threads // LANES)
         self.workgroups = workgroups if workgroups is not None else range(grid[0] * grid[1] * grid[2])
@@ -332,6 +332,29 @@ class Machine:
             if key not in self.conflicts:
                 self.conflicts[key] = _conflicts(addresses, lanes, size)
             self.stats.lds_conflicts += self.conflicts[key] * w.n // min(w.n, 8)
+
+    def count_sectors(self, w: Waves, addresses: np.ndarray, lanes: np.ndarray, size: int) -> None:
+        """Pieces of 64 bytes that a load touches, of at most 8 waves and scaled to all."""
+        if w.n > 8:
+            sample = lanes < 8 * LANES
+            addresses, lanes = addresses[sample], lanes[sample]
+        if addresses.size:
+            start = int(addresses[0]) & 63
+            relative = addresses - addresses[0]
+            key = (-size, start, relative.tobytes(), lanes.tobytes())
+            if key not in self.conflicts:
+                self.conflicts[key] = _sectors(relative.view(np.int64) + start, lanes >> 5, size)
+            self.stats.global_sectors += self.conflicts[key] * w.n // min(w.n, 8)
+
+
+def _sectors(addresses: np.ndarray, waves: np.ndarray, size: int) -> int:
+    """Distinct pieces of 64 bytes, summed over the waves."""
+    first, last = addresses >> 6, (addresses + size - 1) >> 6
+    total = 0
+    for wave in np.unique(waves):
+        mine = waves == wave
+        total += len(np.unique(np.concatenate([first[mine], last[mine]])))
+    return total
 
 
 def _conflicts(addresses: np.ndarray, lanes: np.ndarray, size: int) -> int:

@@ -16,14 +16,13 @@ GUARD = 4096  # bytes between two buffers: no stray access lands in a neighbour 
 
 
 class Buffer:
-    """Bytes at ``start``. ``words`` are the same bytes as uint32 where they are whole and aligned."""
+    """Bytes at ``start``."""
 
     def __init__(self, start: int, data: np.ndarray, name: str, writable: bool = True) -> None:
-        self.start, self.name, self.writable = start, name, writable
+        self.start, self.name = start, name
+        self.protected = 0 if writable else data.nbytes  # so many bytes from the start may not be written
         self.bytes = data
         self.end = start + data.nbytes
-        self.words = data[: data.nbytes & ~3].view(np.uint32) if start % 4 == 0 else None
-        self.halves = data[: data.nbytes & ~1].view(np.uint16) if start % 2 == 0 else None
 
     def __str__(self) -> str:
         return f"{self.name} [{self.start:#x}, {self.end:#x}), {self.end - self.start} bytes"
@@ -79,7 +78,9 @@ class Memory:
             start = -(-self.next // 4096) * 4096
             self.next = start + len(code.image) + GUARD
             content = np.frombuffer(bytes(code.relocate(start)), np.uint8).copy()
-            self._insert(Buffer(start, content, f"code object {code.name}"))
+            buffer = Buffer(start, content, f"code object {code.name}")
+            buffer.protected = min((at for at, _ in code.writable), default=len(content))
+            self._insert(buffer)
             self.codes[id(code)] = (start, code)
         return self.codes[id(code)][0]
 

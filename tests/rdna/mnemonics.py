@@ -11,9 +11,10 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from tests.rdna.codeobject import CodeObject
-from tests.rdna.decode import Instruction, decode
+from tests.rdna.decode import Instruction, decode, measure
 from tests.rdna.errors import UnknownInstruction
 from tests.rdna.program import ENDS, NOTHING, Program
 
@@ -36,26 +37,44 @@ def survey(codes: Iterable[CodeObject]) -> tuple[Counter[Key], dict[Key, str]]:
     """How often each instruction form occurs, and what is missing for those that cannot be translated."""
     counts: Counter[Key] = Counter()
     unknown: dict[Key, str] = {}
+    keys: dict[tuple[str, bytes], Key] = {}  # by encoding
+    seen: set[Any] = set()
     for code in codes:
+        program = Program(code.arch, code.image, 0, 0, code.name)
         for kernel in code.kernels.values():
-            try:
-                program = Program.of(kernel)
-            except UnknownInstruction as error:
-                unknown[code.arch, "", kernel.demangled] = str(error)
-                continue
             pc = kernel.descriptor.entry
             while pc < kernel.end:
-                i = decode(code.image, pc, code.arch)
-                key = (code.arch, i.form + (f" {i.dpp}" if i.dpp else ""), i.name)
-                counts[key] += 1
-                pc += i.size
-                if not _known(program, i):
-                    unknown.setdefault(key, _missing(program, i))
+                try:
+                    size, _ = measure(code.image, pc, code.arch)
+                except UnknownInstruction as error:
+                    unknown[code.arch, "", kernel.demangled] = str(error)
+                    break
+                encoding = (code.arch, bytes(code.image[pc : pc + size]))
+                if encoding not in keys:
+                    keys[encoding] = _examine(program, decode(code.image, pc, code.arch), seen, unknown)
+                counts[keys[encoding]] += 1
+                pc += size
     return counts, unknown
 
 
-def _known(program: Program, i: Instruction) -> bool:
-    return not _missing(program, i)
+def _examine(program: Program, i: Instruction, seen: set[Any], unknown: dict[Key, str]) -> Key:
+    key = (program.arch, i.form + (f" {i.dpp}" if i.dpp else ""), i.name)
+    shape = (key, i.literal is not None, *(_shape(n, v) for n, v in i.fields.items()))
+    if shape not in seen:
+        seen.add(shape)
+        missing = _missing(program, i)
+        if missing:
+            unknown.setdefault(key, missing)
+    return key
+
+
+def _shape(name: str, value: int) -> int:
+    """Which register it is makes no difference to whether an instruction is known; modifiers and kinds of operand do."""
+    if name.startswith(
+        ("src", "vsrc", "ssrc", "vdst", "sdst", "saddr", "addr", "vaddr", "data", "vdata", "sbase", "sdata")
+    ):
+        return 0 if value < 106 else 1 if value < 124 else 2 if 128 <= value <= 208 else 256 if value >= 256 else value
+    return 0 if name in ("simm16", "offset", "ioffset", "offset0", "offset1") else value
 
 
 def _missing(program: Program, i: Instruction) -> str:

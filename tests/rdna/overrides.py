@@ -106,6 +106,31 @@ def _count_leading(S0: Any) -> tuple[Any]:
     return (np.where(S0 == 0, U32(0xFFFFFFFF), U32(32) - np.bitwise_count(x).astype(U32)),)
 
 
+def _pack_rtz(S0: Any, S1: Any) -> tuple[Any]:
+    low, high = (A.f32_to_f16_toward_zero(x.view(F32)) for x in (S0, S1))
+    return (low | high << U32(16),)
+
+
+def _count_trailing64(S0: Any) -> tuple[Any]:
+    low, high = S0.astype(U32), (S0 >> U64(32)).astype(U32)
+    (a,), (b,) = _count_trailing(low), _count_trailing(high)
+    return (np.where(low != 0, a, np.where(high != 0, b + U32(32), U32(0xFFFFFFFF))),)
+
+
+def _count_leading64(S0: Any) -> tuple[Any]:
+    low, high = S0.astype(U32), (S0 >> U64(32)).astype(U32)
+    (a,), (b,) = _count_leading(low), _count_leading(high)
+    return (np.where(high != 0, b, np.where(low != 0, a + U32(32), U32(0xFFFFFFFF))),)
+
+
+def _bit_set(S0: Any, D0: Any) -> tuple[Any]:
+    return (D0 | U32(1) << (S0 & U32(31)),)
+
+
+def _bit_clear(S0: Any, D0: Any) -> tuple[Any]:
+    return (D0 & ~(U32(1) << (S0 & U32(31))),)
+
+
 def _reversed(x: Any) -> Any:
     for shift, mask in ((1, 0x55555555), (2, 0x33333333), (4, 0x0F0F0F0F), (8, 0x00FF00FF)):
         x = ((x >> shift) & mask) | ((x & mask) << shift)
@@ -144,6 +169,12 @@ MEANINGS: dict[str, Meaning] = {
     "s_clz_i32_u32": Meaning(_count_leading, ("S0",), ("D0",)),
     "s_brev_b32": Meaning(lambda S0: (_reversed(S0),), ("S0",), ("D0",)),
     "s_rndne_f32": _unary32(np.rint),
+    "s_ctz_i32_b64": Meaning(_count_trailing64, ("S0",), ("D0",)),
+    "s_clz_i32_u64": Meaning(_count_leading64, ("S0",), ("D0",)),
+    "s_bitset1_b32": Meaning(_bit_set, ("S0", "D0"), ("D0",)),
+    "s_bitset0_b32": Meaning(_bit_clear, ("S0", "D0"), ("D0",)),
+    "v_cvt_pk_rtz_f16_f32": Meaning(_pack_rtz, ("S0", "S1"), ("D0",)),
+    "s_cvt_pk_rtz_f16_f32": Meaning(_pack_rtz, ("S0", "S1"), ("D0",)),
 }
 for _kind, _function in (("max", A.fmax), ("min", A.fmin)):
     for _suffix in ("", "_num"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.rdna import arithmetic
 from tests.rdna.pcode import COMPARE, INPUTS, Outside, V
 
 FLOATS = {16: "np.float16", 32: "np.float32", 64: "np.float64"}
@@ -414,7 +415,7 @@ class Values:
             for v in values[1:]:
                 code = f"{module}.{function}({code}, {self.array(v)})"
             return V(code, kind, bits)
-        if name in FUNCTIONS:
+        if name in FUNCTIONS and hasattr(arithmetic, name):
             kind, bits = FUNCTIONS[name]
             return V(f"A.{name}({codes})", kind, bits)
         raise Outside(f"function {name}")
