@@ -59,6 +59,8 @@ def tune(model: Path | None, device: str, chunk: int, output: Path | None, quiet
     if backend == "cpu":
         click.echo(NOTHING)
         return
+    if backend == "rpc":
+        raise click.UsageError(f"--device: expected a GPU of this machine, found {device!r}: tune it where it is")
     try:
         table, path = _measure(model or DEFAULT_MODEL, device, chunk, output, quiet)
         table.save(path)

@@ -34,6 +34,8 @@ class DeviceChoices:
         backend, self._index = parse_device(device)
         if backend == "cpu":
             raise ValueError("expected a GPU, found the CPU: it has one kernel for each product")
+        if backend == "rpc":
+            raise ValueError(f"expected a GPU of this machine, found {device!r}: its choices are made where it is")
         library = load_libraries(backend).handles[f"ggml-{backend}"]
         product = [ctypes.c_int] * 3 + [ctypes.c_int64] * 4
         self._candidates = _find(

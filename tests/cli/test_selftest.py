@@ -46,7 +46,7 @@ def test_a_failure_exits_with_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     [
         (["--device", "cpu"], "--device: expected --selftest with it"),
         (["--quick"], "--quick: expected --selftest with it"),
-        (["--selftest", "--device", "gpu"], "--device: expected cpu, cuda:N or hip:N, found 'gpu'"),
+        (["--selftest", "--device", "gpu"], "--device: expected cpu, cuda:N, hip:N or rpc:HOST:PORT, found 'gpu'"),
     ],
 )
 def test_what_does_not_fit_is_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

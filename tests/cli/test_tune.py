@@ -30,7 +30,12 @@ def test_the_cpu_has_nothing_to_tune(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--device", "gpu"], 2, "--device: expected cpu, cuda:N or hip:N, found 'gpu'"),
+        (["--device", "gpu"], 2, "--device: expected cpu, cuda:N, hip:N or rpc:HOST:PORT, found 'gpu'"),
+        (
+            ["--device", "rpc:127.0.0.1:1"],
+            2,
+            "--device: expected a GPU of this machine, found 'rpc:127.0.0.1:1'",
+        ),
         (["--device", "cuda:0", "--chunk", "8"], 2, "--chunk"),
         (["--device", "cuda:0", "missing.gguf"], 1, "missing.gguf"),
     ],
