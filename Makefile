@@ -4,6 +4,7 @@
 #   make test          build all and run the tests
 #   make lint          ruff, and mypy --strict
 #   make amd-check     compile our GPU kernels for AMD and compare registers, LDS and spills with docs/amd-resources.txt (UPDATE=1 writes it)
+#   make amd-run       execute the code objects on an interpreter, through ggml-hip's own dispatch (ALL=1: what takes long too)
 #   make hip           build with ggml-hip: with the ROCm in /opt/rocm or ROCM=DIR, else with a compiler it fetches (half an hour)
 #   make bench         the CPU speed comparison with upstream's llama-bench
 #   make bench-gpu     checks and speed on a GPU beside upstream's libllama: JSON and a plot (DEVICE=cuda:0; cuda or hip libraries first)
@@ -32,7 +33,7 @@ SETUP_FILES := pyproject.toml setup.py MANIFEST.in
 
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test lint amd-check hip bench bench-gpu bench-server test-browser test-oracle build setup clean distclean
+.PHONY: help demo test lint amd-check amd-run hip bench bench-gpu bench-server test-browser test-oracle build setup clean distclean
 
 help:
 	@sed -n 's/^#   make/  make/p' Makefile
@@ -51,6 +52,10 @@ lint: $(LINT_READY)
 amd-check: setup
 	$(PY) -m buildtools.amd_check --jobs $(JOBS) $(if $(filter file default,$(origin ROCM)),,--rocm $(ROCM)) \
 	    $(if $(UPDATE),--update) $(if $(OPTIONAL),--optional)
+
+amd-run: build
+	$(PY) -m tests.rdna.amd_run --jobs $(JOBS) $(if $(filter file default,$(origin ROCM)),,--rocm $(ROCM)) \
+	    $(if $(ALL),--all) $(if $(OPTIONAL),--optional)
 
 hip: setup
 	$(if $(filter build/rocm,$(ROCM)),$(PY) -m buildtools.rocm --full build/rocm)

@@ -22,7 +22,6 @@ import numpy as np
 from pyluce.native import load_libraries, luce
 from pyluce.native.ggml import (
     GGMLType,
-    ggml_dsv4_hc_post,
     ggml_dsv4_hc_pre_gated,
     ggml_gated_delta_net,
     ggml_mul_mat,
@@ -33,6 +32,7 @@ from pyluce.native.quants import row_bytes
 from pyluce.selftest.bench import Array, OpBench, Weight
 from pyluce.selftest.cases import rows_table
 from tests.rdna.dispatch import run
+from tests.rdna.fakehip.build import built
 from tests.rdna.kernels.device import ARCHS, FakeDevice, Interpreter, Launch
 from tests.rdna.stats import Stats
 
@@ -60,7 +60,8 @@ class Gpu:
             "vector": vector / self.simds,
             "scalar": scalar / self.simds,
             "address": access * 2 / self.simds,  # 16 addresses a clock
-            "LDS": (stats.lds_bytes / 128 + stats.lds_conflicts) / (self.simds / 2),  # 128 bytes a clock and compute unit
+            "LDS": (stats.lds_bytes / 128 + stats.lds_conflicts)
+            / (self.simds / 2),  # 128 bytes a clock and compute unit
             "memory": stats.least / (self.memory_gb / self.ghz),
         }
         bound = max(units, key=lambda unit: units[unit])
@@ -72,7 +73,7 @@ GPUS = {"gfx1151": Gpu(80, 2.9, 256.0, 32), "gfx1201": Gpu(128, 2.92, 640.0, 16)
 
 @dataclass
 class Cost:
-    """Sums over launches, scaled to their grids. `least`: bytes of every operand and the result, once."""
+    """Sums over launches, scaled to their grids; `least` as in `Work`."""
 
     least: float
     kinds: Counter[str] = field(default_factory=Counter)
@@ -114,12 +115,15 @@ class Sample(Interpreter):
 
 @dataclass(frozen=True)
 class Work:
-    """One op of the layer: ours, and what upstream computes for the same (None: nothing like it)."""
+    """One op of the layer: ours, and what upstream computes for the same (None: nothing like it). `least`: bytes of every
+    operand and the result, once."""
 
     name: str
+    least: int
     arrays: dict[str, Array | Weight]
     ours: Callable[[int, dict[str, int]], int | None]
     theirs: Callable[[int, dict[str, int]], int | None] | None = None
+    source: str = ""
     dtype: Any = np.float32
 
 
@@ -149,8 +153,13 @@ def product(name: str, type_name: str, n_in: int, n_out: int, rows: int, phase: 
         luce.ggml_luce_set_phase(node, chosen)
         return node
 
+    source = {"F32": "mmvf.cu", "Q8_0": "mmvq.cu", "Q4_K": "mmvq.cu"}[type_name]
+    if phase is Phase.CHUNK:
+        source = f"template-instances/mmq-instance-{type_name.lower()}.cu"
+    used = min(16, USED * rows) if experts else 1
+    least = used * n_out * row_bytes(GGMLType[type_name], n_in) + 4 * rows * (n_in + n_out * (USED if experts else 1))
     shown = f"{name} {type_name} {n_in}x{n_out}{f' top {USED}' if experts else ''}"
-    return Work(shown, arrays, lambda c, x: build(c, x, phase), lambda c, x: build(c, x, Phase.UPSTREAM))
+    return Work(shown, least, arrays, lambda c, x: build(c, x, phase), lambda c, x: build(c, x, Phase.UPSTREAM), source)
 
 
 def decode(rows: int) -> Iterator[Work]:
@@ -162,15 +171,15 @@ def decode(rows: int) -> Iterator[Work]:
 
     residual, gate = values(rows, S * H), values(rows, S * H)
     yield Work(
-        "hc_combine", {"r": residual, "b": values(rows, H), "i": values(rows, S), "n": values(S * H)},
+        "hc_combine", 4 * (rows * (3 * S * H + H + S) + S * H), {"r": residual, "b": values(rows, H), "i": values(rows, S), "n": values(S * H)},
         lambda c, x: luce.ggml_luce_hc_combine(c, x["r"], x["b"], x["i"], x["n"], EPS),
     )  # fmt: skip
     yield product("HC down", "Q8_0", S * H, LOW, rows, Phase.ROW)
     yield product("HC up", "Q8_0", LOW, S * H, rows, Phase.ROW)
     yield Work(
-        "hc_mix", {"x": residual.reshape(rows, S, H), "g": gate.reshape(rows, S, H), "x2": residual, "g2": gate},
+        "hc_mix", 4 * rows * (2 * S * H + H), {"x": residual.reshape(rows, S, H), "g": gate.reshape(rows, S, H), "x2": residual, "g2": gate},
         lambda c, x: luce.ggml_luce_hc_mix(c, x["x2"], x["g2"], S),
-        lambda c, x: ggml_dsv4_hc_pre_gated(c, x["x"], x["g"], 1.0 / S),
+        lambda c, x: ggml_dsv4_hc_pre_gated(c, x["x"], x["g"], 1.0 / S), "dsv4-hc.cu",
     )  # fmt: skip
     yield product("qkv", "Q8_0", H, CHANNELS, rows, Phase.ROW)
     yield product("z", "Q8_0", H, GDN_V * GDN_D, rows, Phase.ROW)
@@ -180,9 +189,15 @@ def decode(rows: int) -> Iterator[Work]:
     yield product("experts gate", "Q4_K", H, FF, rows, Phase.ROW, experts=True)
     yield product("shared gate", "Q8_0", H, FF, rows, Phase.ROW)
     logits = values(rows, E)
-    yield Work("route", {"x": logits}, lambda c, x: luce.ggml_luce_route(c, x["x"], USED), dtype=np.int32)
     yield Work(
-        "moe_combine",
+        "route",
+        4 * rows * (E + USED),
+        {"x": logits},
+        lambda c, x: luce.ggml_luce_route(c, x["x"], USED),
+        dtype=np.int32,
+    )
+    yield Work(
+        "moe_combine", 4 * rows * ((USED + 2) * H + E + USED + 1),
         {
             "p": values(rows, USED, H), "x": logits, "ids": logits.argsort(1)[:, :USED].astype(np.int32),
             "s": values(rows, H), "g": values(rows, 1),
@@ -207,11 +222,12 @@ def gdn(rows: int) -> Work:
     theirs = {"q": (nk, d), "k": (nk, d), "v": (nv, d), "g": (nv, 1), "b": (nv, 1)}
     arrays |= {name: values(rows, 1, *shape) for name, shape in theirs.items()} | {"s": values(rows, nv, d, d)}
     return Work(
-        "gdn", arrays,
+        "gdn", 4 * (rows * (2 * nv * d * d + 5 * CHANNELS + 2 * nv * d + 2 * nv) + 4 * CHANNELS), arrays,
         lambda c, x: luce.ggml_luce_gdn(
             c, x["qkv"], x["z"], x["beta"], x["alpha"], x["conv"], x["misc"], x["state"], x["history"], x["rows"], nk, EPS, True, 0
         ),
         lambda c, x: ggml_gated_delta_net(c, x["q"], x["k"], x["v"], x["g"], x["b"], x["s"], 1),
+        "gated_delta_net.cu",
     )  # fmt: skip
 
 
@@ -222,12 +238,72 @@ def prefill(rows: int) -> Iterator[Work]:
     yield product("experts gate", "Q4_K", H, FF, rows, Phase.CHUNK, experts=True)
 
 
-def measure(work: Work, build: Callable[[int, dict[str, int]], int | None], device: str, groups: int) -> Cost | None:
-    """None when the kernels were left out of this build, or the device refuses."""
+def measure(work: Work, build: Callable[[int, dict[str, int]], int | None], device: str, groups: int) -> Cost:
+    """Launches of one op, executed in part and scaled."""
     with FakeDevice(Sample(groups)) as fake, OpBench(work.arrays, device=device) as bench:
         bench.run(build, work.dtype)
         fake.check()
-        cost = Cost(0.0)
+        cost = Cost(work.least)
         for launch in fake.launches:
             cost.add(launch)
     return cost
+
+
+HEAD = """| | rows | launches | vector | dot | VOPD | WMMA | trans | scalar | LDS | conflicts | moved | cycles | bound by | upstream | cycles |
+|-|-|-|-|-|-|-|-|-|-|-|-|-|-|-|-|"""
+
+
+def thousands(value: float) -> str:
+    """In thousands, two digits."""
+    return f"{value / 1000:.2g}" if value < 99_500 else f"{value / 1000:.0f}"
+
+
+def line(work: Work, rows: int, gpu: Gpu, ours: Cost, theirs: Cost | None) -> str:
+    """One row of the table."""
+    k = ours.kinds
+    cycles, bound = gpu.cycles(ours)
+    cells = [work.name, str(rows), str(len(ours.launches))]
+    cells += [thousands(k[kind]) for kind in ("valu", "dot", "vopd", "wmma", "trans")]
+    cells += [thousands(k["salu"] + k["smem"] + k["branch"]), thousands(k["lds"]), thousands(ours.lds_conflicts)]
+    cells += [f"{(ours.loaded + ours.stored) / work.least:.2f}", thousands(cycles), bound]
+    cells += ["", ""] if theirs is None else [thousands(sum(theirs.kinds.values())), thousands(gpu.cycles(theirs)[0])]
+    return f"| {' | '.join(cells)} |"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Prints a table an architecture."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument(
+        "--rows", type=int, nargs="*", default=[1, 4], metavar="N", help="rows of a step (default: 1 4)"
+    )
+    parser.add_argument(
+        "--tile", type=int, default=128, metavar="N", help="rows of the prefill tile; 0: none (default: 128)"
+    )
+    parser.add_argument("--only", default="", metavar="TEXT", help="ops with this in their name")
+    parser.add_argument("--groups", type=int, default=3, metavar="N", help="workgroups of a launch that are executed")
+    parser.add_argument("--ours", action="store_true", help="without upstream's kernels")
+    arguments = parser.parse_args(argv)
+    load_libraries("hip")
+    for number, arch in enumerate(ARCHS):
+        print(f"\n{arch}, thousands\n\n{HEAD}", flush=True)
+        steps = [(rows, work) for rows in arguments.rows for work in decode(rows)]
+        if arguments.tile:
+            steps += [(arguments.tile, work) for work in prefill(arguments.tile)]
+        for rows, work in steps:
+            if arguments.only not in work.name:
+                continue
+            device = f"hip:{number}"
+            ours = measure(work, work.ours, device, arguments.groups)
+            wanted = None if arguments.ours or (work.theirs and missing(work)) else work.theirs
+            theirs = measure(work, wanted, device, arguments.groups) if wanted else None
+            print(line(work, rows, GPUS[arch], ours, theirs), flush=True)
+    return 0
+
+
+def missing(work: Work) -> bool:
+    """Whether the kernels of upstream that it takes were left out of this build."""
+    return work.source not in built()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -29,13 +29,12 @@ CPU = ROOT / "build" / "cpu" / "bin"
 CPU_LIBRARIES = ("ggml-base", "ggml-cpu", "ggml-rpc", "llama")
 ALWAYS = ("ggml-cuda.cu",)
 QUICK = ("norm.cu", "dsv4-hc.cu", "gated_delta_net.cu", "rope.cu", "top-k.cu", "argsort.cu")
+ROWS = (*QUICK, "mmvq.cu", "quantize.cu")
 ALL = (
-    *QUICK,
-    *("mmvq.cu", "quantize.cu", "mmq.cu", "mmid.cu", "mmf.cu", "topk-moe.cu", "ssm-conv.cu"),
-    *(f"template-instances/mmq-instance-{name}.cu" for name in ("q8_0", "q4_k", "iq4_nl")),
-    "template-instances/mmf-instance-ncols_16.cu",
+    *(*ROWS, "mmq.cu", "mmid.cu", "mmf.cu"),
+    *("template-instances/mmq-instance-q8_0.cu", "template-instances/mmf-instance-ncols_16.cu"),
 )
-UPSTREAM = {"none": (), "quick": QUICK, "all": ALL}
+UPSTREAM: dict[str, tuple[str, ...]] = {"none": (), "quick": QUICK, "rows": ROWS, "all": ALL}
 HOST = ["-x", "hip", "--cuda-host-only", "-O1", "-DNDEBUG", "-std=gnu++17", "-fPIC", "-w"]
 RULES = """
 rule device
@@ -140,13 +139,21 @@ def build(toolchain: Path, upstream: str, jobs: int, report: Report) -> Path:
     (OUT / "bin").mkdir(exist_ok=True)
     text = ninja_file(toolchain, tree, ours, theirs, checker.cache)
     (OUT / "build.ninja").write_text(text, encoding="utf-8")
+    (OUT / "upstream.txt").unlink(missing_ok=True)
     ninja = shutil.which("ninja", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if ninja is None:
         raise BuildError("expected ninja, found none. Install it: pip install ninja")
     done = subprocess.run([ninja, "-C", str(ROOT), "-f", str(OUT / "build.ninja"), "-j", str(jobs)], check=False)
     if done.returncode != 0:
         raise BuildError(f"fakehip: ninja failed ({done.returncode}), see above")
+    (OUT / "upstream.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
     return OUT / "bin"
+
+
+def built() -> list[str]:
+    """The files of upstream that the libraries hold."""
+    listed = OUT / "upstream.txt"
+    return listed.read_text(encoding="utf-8").split() if listed.is_file() else []
 
 
 def main(argv: list[str] | None = None) -> int:

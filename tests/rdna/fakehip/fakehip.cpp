@@ -293,6 +293,7 @@ EXPORT hipError_t hipDeviceGetPCIBusId(char * to, int length, int id) {
 EXPORT hipError_t hipMemGetInfo(size_t * free_, size_t * total) { *free_ = *total = (size_t) 8 << 30; return hipSuccess; }
 EXPORT hipError_t hipDeviceCanAccessPeer(int * can, int, int) { *can = 0; return hipSuccess; }
 EXPORT hipError_t hipDeviceEnablePeerAccess(int, unsigned) { return hipErrorInvalidDevice; }
+EXPORT hipError_t hipDeviceDisablePeerAccess(int) { return hipErrorInvalidDevice; }
 EXPORT hipError_t hipDeviceSynchronize(void) { return hipSuccess; }
 EXPORT hipError_t hipFuncSetAttribute(const void *, hipFuncAttribute, int) { return hipSuccess; }
 EXPORT hipError_t hipGetLastError(void) { return hipSuccess; }

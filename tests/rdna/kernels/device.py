@@ -147,6 +147,15 @@ def code_object(address: int, size: int) -> CodeObject:
     return CodeObject(ctypes.string_at(address, size), f"code at {address:#x}")
 
 
+def check_code(code: CodeObject, kernel: str, arch: str) -> None:
+    """StubError unless the code object has the kernel, and code for it."""
+    if kernel not in code.kernels:
+        raise StubError(f"{demangle(kernel)}: launched, but the code object for {arch} has no kernel of that name")
+    length = code.kernels[kernel].end - code.kernels[kernel].descriptor.entry
+    if length < STUB_BYTES:
+        raise StubError(f"{demangle(kernel)}: launched, but on {arch} it is {length} bytes of code, so does nothing")
+
+
 class HostMemory:
     """What the fake runtime has allocated, as the interpreter's memory; kept in step from launch to launch."""
 
@@ -201,11 +210,7 @@ def _read(raw: Any) -> Launch:
     code = code_object(raw.code, raw.code_size)
     name = raw.kernel.decode()
     launch = Launch(ARCHS[raw.device], name, tuple(raw.grid), tuple(raw.block), raw.shared, code)
-    if name not in code.kernels:
-        raise StubError(f"{launch.name}: launched, but the code object for {launch.arch} has no kernel of that name")
-    length = code.kernels[name].end - code.kernels[name].descriptor.entry
-    if length < STUB_BYTES:
-        raise StubError(f"{launch.name}: launched, but on {launch.arch} it is {length} bytes of code, so does nothing")
+    check_code(code, name, launch.arch)
     shown = [argument for argument in code.kernels[name].arguments if not argument.hidden]
     launch.args = [ctypes.string_at(raw.args[i], argument.size) for i, argument in enumerate(shown)]
     return launch

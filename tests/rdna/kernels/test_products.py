@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pyluce.native.luce import Phase
@@ -17,6 +19,8 @@ CHUNK, CHUNK_EXPERTS = products.Shape(256, 33), products.Shape(256, 20, 3, 2)
 @pytest.mark.parametrize("type_name", (*products.REQUIRED_TYPES, *products.OTHER_TYPES))
 @pytest.mark.parametrize("shape", (DENSE, EXPERTS), ids=str)
 def test_row_products(executed: FakeDevice, device: str, type_name: str, shape: products.Shape) -> None:
+    if type_name == "Q6_K":  # whose fast kernel takes pairs of super-blocks
+        shape = replace(shape, n_in=512)
     with products.Product(type_name, shape, Phase.ROW, ROWS, device) as product:
         whole = product.rows(0, ROWS)
         executed.check()
