@@ -10,7 +10,7 @@ Front: stream s = eh_proj . [rms(embedding) * enorm ; (rms(h) * hnorm)_s], the n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyluce.graph import blocks
 from pyluce.graph.arrays import GraphInputs, InputSpec
@@ -92,7 +92,7 @@ def fill(
     attention = w.block.attention
     assert attention is not None
     xn = g.made(luce.ggml_luce_hc_norm(g.ctx, streams, w.block.attn_mix.norm, h.hc_count, h.rms_eps), "hc_norm")
-    x, _ = blocks.mix(g, h, w.block.attn_mix, xn)
+    x, _ = blocks.mix(g, h, replace(w.block.attn_mix, inject=None), xn)  # nothing is injected: there is no block output
     k, v = g.mul_mat(attention.k, x), g.mul_mat(attention.v, x)
     keys, values = blocks.append_keys(g, h, attention, pool, h.n_layer, k, v, step.rope, step.cells, n_rows)
     return [keys, values, ggml.ggml_set_rows(g.ctx, ring, kept, step.target)]
