@@ -2,7 +2,7 @@
 
 Products of float16 and bfloat16 are exact; their sum with C is made in float64, k from 0 to 15, and rounded once. AMD does
 not document the hardware's order and intermediate precision, so results agree with hardware within rounding, not bit for
-bit. Integers are exact.
+bit. Integers are exact, modulo 2 ** 32 or limited to int32 as the clamp bit says.
 
 Fragments: A holds row ``lane % 16``, B column ``lane % 16``. RDNA3: all 16 k in every lane, the upper 16 lanes must hold
 copies (a difference stops the run); C and D: register i is row 2 i + lane / 16. RDNA4: k = 8 (lane / 16) + j; register i of
@@ -77,7 +77,7 @@ def wmma(arch: str, i: Instruction) -> Step:
         raise UnknownInstruction(f"{i}: no meaning for this matrix instruction.")
     result, kind = match.groups()
     floats = kind in ("f16", "bf16")
-    if i["clmp"] or (floats and (i["neg"] & 3 or i["neg_hi"])) or i["neg"] >> 2 or i["neg_hi"] >> 2:
+    if (floats and i["clmp"]) or (floats and (i["neg"] & 3 or i["neg_hi"])) or i["neg"] >> 2 or i["neg_hi"] >> 2:
         raise UnknownInstruction(f"{i}: clamp or sign modifiers.")
     d, rows, columns = i["vdst"] - 256, _rows(arch, 8), LANE[:, None] % 16
     narrow = result in ("f16", "bf16")
@@ -94,7 +94,7 @@ def wmma(arch: str, i: Instruction) -> Step:
             if narrow and i["opsel"] >> 2 & 1:
                 words = words >> 16
         if result == "i32":
-            values: Any = words.view(np.int32)
+            values: Any = words.view(np.int32).astype(np.int64)
         elif result == "f32":
             values = words.view(np.float32).astype(np.float64)
         elif result == "f16":
@@ -113,6 +113,8 @@ def wmma(arch: str, i: Instruction) -> Step:
             total = total + a[:, :, k, None] * b[:, None, :, k]
         values = total[:, rows, columns]  # [n, 32, 8]
         if result == "i32":
+            if i["clmp"]:
+                values = np.clip(values, -(2**31), 2**31 - 1)
             words = values.astype(np.int32).view(np.uint32)
         elif result == "f32":
             words = values.astype(np.float32).view(np.uint32)

@@ -246,6 +246,19 @@ def test_matrix_layouts(arch: str, kind: str) -> None:
 
 
 @ARCHS
+def test_integer_matrix_limits(arch: str) -> None:
+    """16 times 127 squared on top of a C close to the greatest number: modulo 2 ** 32, or the greatest number."""
+    _, v = registers()
+    b, i = Bench(arch), isa(arch)
+    b.vectors[0:16] = 0x7F7F7F7F
+    b.vectors[16:24] = 2**31 - 100
+    last = 3 if arch == "rdna3" else 1
+    for clamp, expected in ((0, 16 * 127**2 - 100 - 2**31), (1, 2**31 - 1)):
+        b.run(i.v_wmma_i32_16x16x16_iu8(v[24:31], v[0:last], v[8 : 8 + last], v[16:23], neg=3, clmp=clamp))
+        assert (b.vectors[24:32, 0].view(np.int32) == expected).all()
+
+
+@ARCHS
 def test_lds(arch: str) -> None:
     _, v = registers()
     b, i = Bench(arch), isa(arch)
