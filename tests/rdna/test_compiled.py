@@ -35,7 +35,7 @@ def floats(rng: np.random.Generator, n: int) -> np.ndarray:
     """Every kind of float32: any bit pattern, and small whole numbers."""
     values = rng.integers(0, 2**32, n, dtype=np.uint64).astype(np.uint32).view(np.float32)
     values[::3] = rng.integers(-50, 50, len(values[::3]))
-    values[::7] = values[::7] * np.float32(2**-130)
+    values[1::7] = (rng.standard_normal(len(values[1::7])) * 2.0**-130).astype(np.float32)
     values[:8] = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, 3.4028235e38, 1.0]
     return values
 
