@@ -10,11 +10,11 @@ import numpy as np
 
 from tests.rdna import arithmetic as A
 from tests.rdna.decode import Instruction, meaning, operand_bits, plain_name
-from tests.rdna.errors import OutOfBounds, UnknownInstruction
+from tests.rdna.errors import UnknownInstruction
 from tests.rdna.operands import Read, dpp_source, put_scalar, put_vector, scalar_source, vector_source
 from tests.rdna.overrides import MEANINGS
 from tests.rdna.pcode import Meaning, compile_text
-from tests.rdna.waves import EXEC, LANES, M0, VCC, Waves
+from tests.rdna.waves import EXEC, LANES, VCC, Waves
 
 Step = Callable[[Waves], None]
 LANE_IDS = np.arange(LANES, dtype=np.uint32)[None, :]
@@ -37,12 +37,7 @@ def meaning_of(arch: str, op: Any) -> Meaning:
     return compile_text(name, text, width, name.startswith("s_"))
 
 
-def formats(arch: str, op: Any, i: Instruction) -> dict[str, tuple[str, int]]:
-    """Formats of src0, src1, src2 and the destination; a VOP3 form takes what it lacks from the table of its short one."""
-    return operand_bits(arch, op)
-
-
-def _modified(read: Read, bits: int, negate: bool, absolute: bool) -> Read:
+def modified_source(read: Read, bits: int, negate: bool, absolute: bool) -> Read:
     if not negate and not absolute:
         return read
     kind = np.uint64 if bits == 64 else np.uint32
@@ -107,10 +102,14 @@ def vector(arch: str, i: Instruction) -> Step:
             read = vector_source(code, bits, kind, i.literal, high)
             if at == 0 and i.dpp:
                 read, written = dpp_source(i.fields, i.dpp, read)
-                reads.append(_modified(read, bits, bool(i.fields.get("src0_neg")), bool(i.fields.get("src0_abs"))))
+                reads.append(
+                    modified_source(read, bits, bool(i.fields.get("src0_neg")), bool(i.fields.get("src0_abs")))
+                )
                 continue
             dpp_neg, dpp_abs = i.fields.get(f"src{at}_neg", 0), i.fields.get(f"src{at}_abs", 0)
-            reads.append(_modified(read, bits, bool(neg >> at & 1 or dpp_neg), bool(absolute >> at & 1 or dpp_abs)))
+            reads.append(
+                modified_source(read, bits, bool(neg >> at & 1 or dpp_neg), bool(absolute >> at & 1 or dpp_abs))
+            )
         elif name == "D0":
             kind, bits = table.get("vdst", ("ANY", 32))
             code, high = _half(i["vdst"], bits, opsel, 3, short)
@@ -211,7 +210,7 @@ def packed(arch: str, i: Instruction) -> Step:
             reads.append(_halves(read, opsel >> at & 1, opsel_hi >> at & 1, flip))
         else:
             if kind == "F32":
-                read = _modified(read, 32, bool(neg >> at & 1), bool(neg_hi >> at & 1))
+                read = modified_source(read, 32, bool(neg >> at & 1), bool(neg_hi >> at & 1))
             elif neg >> at & 1 or neg_hi >> at & 1:
                 raise UnknownInstruction(f"{i}: sign of source {at}, format {kind}.")
             reads.append(read)
@@ -371,94 +370,3 @@ def scalar(arch: str, i: Instruction) -> Step:
 
 def _put_scc(w: Waves, value: Any) -> None:
     w.scc[...] = value
-
-
-def lane_access(arch: str, i: Instruction) -> Step | None:
-    """v_readlane, v_readfirstlane, v_writelane; the scalar-result transcendentals of RDNA4; None for anything else."""
-    if i.name == "v_readfirstlane_b32":
-        read = vector_source(i["src0"], 32, "B32", i.literal)
-
-        def first(w: Waves) -> None:
-            value = np.broadcast_to(read(w), (w.n, LANES))
-            lane = np.zeros(w.n, np.int64) if w.full else np.argmax(w.mask, axis=1)  # no lane active: lane 0
-            w.put_scalar(i["vdst"], value[np.arange(w.n), lane])
-
-        return first
-    if i.name == "v_readlane_b32":
-        read, select = vector_source(i["src0"], 32, "B32"), scalar_source(i["src1"], 32, "B32", i.literal)
-
-        def readlane(w: Waves) -> None:
-            lane = np.broadcast_to(select(w) & 31, (w.n,))
-            w.put_scalar(i["vdst"], read(w)[np.arange(w.n), lane])
-
-        return readlane
-    if i.name == "v_writelane_b32":
-        value, select = scalar_source(i["src0"], 32, "B32", i.literal), scalar_source(i["src1"], 32, "B32", i.literal)
-        register = i["vdst"] - 256
-
-        def writelane(w: Waves) -> None:  # whatever the execution mask says
-            w.v[register][np.arange(w.n), np.broadcast_to(select(w) & 31, (w.n,))] = value(w)
-
-        return writelane
-    if i.name in ("v_permlane16_b32", "v_permlanex16_b32"):
-        return _permlane16(i)
-    if i.name == "v_swap_b32":
-        a, b = i["vdst"] - 256, i["src0"] - 256
-
-        def swap(w: Waves) -> None:
-            old = w.v[a].copy()
-            w.put(a, w.v[b])
-            w.put(b, old)
-
-        return swap
-    if i.name in ("v_movrels_b32", "v_movreld_b32"):
-        return _relative(i)
-    if i.name.startswith("v_s_"):
-        m = meaning_of(arch, i.op)
-        read = _modified(scalar_source(i["src0"], 32, "F32", i.literal), 32, bool(i["neg"] & 1), bool(i["abs"] & 1))
-        if i["omod"] or i["clmp"] or m.inputs != ("S0",):
-            raise UnknownInstruction(f"{i}: output modifier.")
-        return lambda w: w.put_scalar(i["vdst"], m.function(read(w))[0])
-    return None
-
-
-def _relative(i: Instruction) -> Step:
-    """A register whose number is M0 more than written: the source of v_movrels_b32, the destination of v_movreld_b32."""
-    read, d = vector_source(i["src0"], 32, "B32", i.literal), i["vdst"] - 256
-    first = i["src0"] - 256 if i.name == "v_movrels_b32" else d
-
-    def step(w: Waves) -> None:
-        register = first + w.s[M0].astype(np.int64)
-        if (register < 0).any() or (register >= len(w.v)).any():
-            raise OutOfBounds(f"{i}: M0 leads to vector register {int(register.max())} of {len(w.v)}.")
-        wave = np.arange(w.n)
-        if i.name == "v_movrels_b32":
-            w.put(d, w.vectors[register, wave])
-        else:
-            w.vectors[register, wave] = np.where(w.mask, read(w), w.vectors[register, wave])
-
-    return step
-
-
-def _permlane16(i: Instruction) -> Step:
-    """Any lane of the own (or the other) row of 16, chosen by 4 bits for each lane of the row in two scalars."""
-    read = vector_source(i["src0"], 32, "B32")
-    low, high = (scalar_source(i[f"src{k}"], 32, "B32", i.literal) for k in (1, 2))
-    other = 16 if "x16" in i.name else 0
-    fetch_inactive, bound = bool(i["opsel"] & 1), bool(i["opsel"] & 2)
-    lane = np.arange(LANES)
-
-    def step(w: Waves) -> None:
-        select = low(w).astype(np.uint64) | high(w).astype(np.uint64) << np.uint64(32)
-        within = (
-            np.broadcast_to(select, (w.n,))[:, None] >> ((lane & 15) * 4).astype(np.uint64) & np.uint64(15)
-        ).astype(int)
-        source = ((lane & 16) ^ other) | within
-        value = np.take_along_axis(np.broadcast_to(read(w), (w.n, LANES)), source, axis=1)
-        if not w.full and not fetch_inactive:
-            active = np.take_along_axis(w.mask, source, axis=1)
-            old = np.uint32(0) if bound else w.v[i["vdst"] - 256]
-            value = np.where(active, value, old)
-        w.put(i["vdst"] - 256, value)
-
-    return step

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.rdna import access, alu, exchange, matrix
+from tests.rdna import access, alu, exchange, lanes, matrix
 from tests.rdna.codeobject import Kernel
 from tests.rdna.decode import Instruction, decode, measure
 from tests.rdna.errors import RdnaError, UnknownInstruction
@@ -134,7 +134,7 @@ class Program:
     def translate(self, i: Instruction) -> Step:
         """The function that executes ``i``; UnknownInstruction names what is missing."""
         if i.form in ("VOP1", "VOP2", "VOPC", "VOP3", "VOP3SD", "VOP3_SDST", "VOP1_SDST"):
-            return alu.lane_access(self.arch, i) or alu.vector(self.arch, i)
+            return lanes.lane_access(self.arch, i) or alu.vector(self.arch, i)
         if i.form == "VOPD":
             return alu.dual(self.arch, i)
         if i.form == "VOP3P":
