@@ -7,6 +7,7 @@ where it has them; it keeps a mean for each size alone, which noise of a tenth m
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
@@ -24,7 +25,7 @@ NEW_GRAPH: Final = 1.02
 SLOPE_TRUST: Final = 3.0
 OWN_TRUST: Final = 32.0
 RANGES: Final = (2048, 8192, 32768)
-BESIDE_ALPHA: Final = 0.1
+BESIDE_ALPHA: Final = 0.2
 MOST_BESIDE: Final = 1.5
 
 Shape = Callable[[int], float]
@@ -175,16 +176,24 @@ class DraftCosts:
     def __init__(self, seed: Seed, verify: CostTable) -> None:
         self._beside = seed.beside
         self.seen: set[tuple[int, int]] = set()
+        self._alone: Counter[int] = Counter()
         self.table = CostTable(seed.of_drafting, base=verify)
 
     def observe(self, depth: int, n_seqs: int, seconds: float) -> None:
         """So many draft steps of so many sequences took so long."""
         self.seen.add((depth, n_seqs))
+        if n_seqs == 1:
+            self._alone[depth] += 1
+            self.table.observe(depth, seconds)
+            return
         known = self.table.means().get(depth)
-        if known and n_seqs > 1:
+        if known:
             found = (seconds / known - 1.0) / (n_seqs - 1)
             self._beside += (min(max(found, 0.0), MOST_BESIDE) - self._beside) * BESIDE_ALPHA
-        self.table.observe(depth, seconds / self._factor(n_seqs))
+        if (
+            self._alone[depth] <= TRUSTED
+        ):  # else the table holds what a sequence alone takes, and only the factor is learned
+            self.table.observe(depth, seconds / self._factor(n_seqs))
 
     def price(self, depth: int, n_seqs: int) -> float:
         """Expected seconds, or the shape's units."""

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 PROBE_INTERVAL: Final = 17
 MOST_PATIENT: Final = 8
 AFTER_A_HIT: Final = 4
-PROBE_SHARE: Final = 0.0075
+PROBE_SHARE: Final = 0.005
 SAVED_STEPS: Final = 200
 FIRST_SAVINGS: Final = 1.0
 MOST_OWED: Final = 1.0
