@@ -27,8 +27,6 @@
 #include <string>
 #include <vector>
 
-extern "C" void ggml_luce_knob(int what, int value);
-
 namespace {
 
 int n_failed = 0;
@@ -452,8 +450,8 @@ std::vector<step> model_steps() {
 
 int main(int argc, char ** argv) {
     const std::string what = argc > 1 ? argv[1] : "";
-    if (!what.empty() && what != "check" && what != "time" && what != "variants") {
-        fprintf(stderr, "usage: %s [check | time [ROWS...] | variants [ROWS...]]\n", argv[0]);
+    if (!what.empty() && what != "check" && what != "time") {
+        fprintf(stderr, "usage: %s [check | time [ROWS...]]\n", argv[0]);
         return 2;
     }
     backend = ggml_backend_cuda_init(0);
@@ -479,23 +477,7 @@ int main(int argc, char ** argv) {
     for (int i = 2; i < argc; i++) {
         rows.push_back(atoi(argv[i]));
     }
-    if (what == "variants") {
-        const struct { const char * name; int stage, share, threads; } variants[] = {
-            { "default", 0, 0, 0 },
-            { "256 threads, stage 11776, share 220000", 11776, 220000, 256 },
-            { "512 threads", 0, 0, 512 },
-            { "512 threads, stage 2944", 2944, 0, 512 },
-            { "512 threads, stage 8700", 8700, 0, 512 },
-            { "256 threads, share 110000", 0, 110000, 256 },
-        };
-        for (const auto & v : variants) {
-            printf("-- %s\n", v.name);
-            ggml_luce_knob(0, v.stage);
-            ggml_luce_knob(1, v.share);
-            ggml_luce_knob(3, v.threads);
-            time_steps(model_steps(), rows.empty() ? std::vector<int64_t>{ 1, 4 } : rows);
-        }
-    } else if (what != "check") {
+    if (what != "check") {
         time_steps(model_steps(), rows.empty() ? std::vector<int64_t>{ 1, 2, 4, 8, 16 } : rows);
     }
     ggml_backend_free(backend);

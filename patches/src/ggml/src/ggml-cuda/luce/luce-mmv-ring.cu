@@ -140,7 +140,7 @@ int fit(luce_job & job, const device_limits & limits, int n_warp) {
     const int     blocks = job.n_block * (job.ids ? 1 : job.n_group);
     const int     values = (int) ((all + blocks - 1) / blocks); // of a thread block, at most
     const int     places = 32 / job.lanes;
-    const int     stage  = luce_knob_of(LUCE_KNOB_STAGE, limits.stage);
+    const int     stage  = limits.stage;
     job.n_value  = (int) ((job.ids ? all : job.m) / job.n_block);
     job.n_more   = (int) ((job.ids ? all : job.m) % job.n_block);
     job.n_active = std::min(n_warp, values);
@@ -161,7 +161,7 @@ int fit(luce_job & job, const device_limits & limits, int n_warp) {
     }
     job.ring_at = job.x_bytes * held;
     const auto total = [&]() { return job.ring_at + job.n_active * job.n_stage * job.stage_bytes; };
-    const int share = luce_knob_of(LUCE_KNOB_SHARE, limits.share);
+    const int share = limits.share;
     while (total() > share && job.n_stage > 2) {
         job.n_stage--;
     }
@@ -206,15 +206,12 @@ int warps_of(const luce_jobs & jobs, int n_col, int n_block, bool async) {
     if (!async || wide || n_col > 4) {
         return 8;
     }
-    return luce_knob_of(LUCE_KNOB_THREADS, bytes / n_block > MANY_BYTES ? 512 : 256) / 32;
+    return bytes / n_block > MANY_BYTES ? 16 : 8;
 }
 
 } // namespace
 
 luce_mmv_path luce_mmv_path_of(const luce_job & job) {
-    if (luce_knob_of(LUCE_KNOB_GENERAL, 0)) {
-        return LUCE_MMV_GENERAL;
-    }
     const int64_t row = (int64_t) ggml_row_size(job.type, job.k);
     const auto aligned = [&](int64_t n) {
         return (uintptr_t) job.w % n == 0 && job.w_row % n == 0 && job.w_expert % n == 0;

@@ -42,17 +42,6 @@ luce_job luce_job_of(const ggml_tensor * dst) {
     return job;
 }
 
-static int luce_knobs[LUCE_KNOB_COUNT];
-
-int luce_knob_of(luce_knob what, int otherwise) {
-    return luce_knobs[what] > 0 ? luce_knobs[what] : otherwise;
-}
-
-extern "C" GGML_BACKEND_API void ggml_luce_knob(int what, int value) {
-    GGML_ASSERT(what >= 0 && what < LUCE_KNOB_COUNT);
-    luce_knobs[what] = value;
-}
-
 namespace {
 
 constexpr int WARPS = 8; // of a thread block of the kernel

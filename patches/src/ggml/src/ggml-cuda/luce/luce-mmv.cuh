@@ -104,17 +104,6 @@ int luce_ring_lanes(ggml_type type, int k, int * values, int n_max);
 // jobs of luce_mmv_path RING and WIDE, of any types, in one launch
 void luce_launch_ring(ggml_backend_cuda_context & ctx, luce_jobs & jobs, int n_row);
 
-enum luce_knob {
-    LUCE_KNOB_STAGE = 0, // bytes of a stage
-    LUCE_KNOB_SHARE,     // bytes of shared memory of a thread block
-    LUCE_KNOB_GENERAL,   // 1: everything by the general kernel
-    LUCE_KNOB_THREADS,   // of a thread block of the ring, 256 or 512
-    LUCE_KNOB_COUNT,
-};
-
-// what was set, or `otherwise`
-int luce_knob_of(luce_knob what, int otherwise);
-
 constexpr int LUCE_RING_STAGES = 4;
 constexpr int LUCE_RING_ROWS   = 32; // rows of weights of a stage, at most
 
