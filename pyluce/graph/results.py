@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyluce.graph.arrays import aligned
+from pyluce.graph.copies import Copies
 from pyluce.graph.staging import HostMemory
 from pyluce.graph.trunk import StepGraph
 from pyluce.native.backend import Backend
@@ -56,6 +57,7 @@ class ResultReader:
         self._on_host = on_host
         self._event = event
         self._memory = HostMemory(backend)
+        self._copies = Copies()
 
     @property
     def host_bytes(self) -> int:
@@ -65,7 +67,7 @@ class ResultReader:
     def logits(self, graph: StepGraph, first: int, count: int) -> Logits:
         """Rows of logits [count, n_vocab], when everything that was started is done."""
         asked = self._ask(graph, [True] * count, [_rows(graph, first, count)])
-        logits: Logits = self._arrived(asked)[0].view(np.float32).reshape(count, -1).copy()
+        logits: Logits = self._copies.of(self._arrived(asked)[0]).view(np.float32).reshape(count, -1)
         return logits
 
     def ask(self, graph: StepGraph, wants_logits: Sequence[bool]) -> Asked:
@@ -82,10 +84,10 @@ class ResultReader:
         found = self._arrived(asked)
         wants = asked.wants_logits
         if all(wants):
-            return list(found[0].view(np.float32).reshape(len(wants), -1).copy())
+            return list(self._copies.of(found[0]).view(np.float32).reshape(len(wants), -1))
         rows: list[Row] = found[0].view(np.int32).tolist()
         for i, raw in zip([i for i, wanted in enumerate(wants) if wanted], found[1:], strict=True):
-            rows[i] = raw.view(np.float32).copy()
+            rows[i] = self._copies.of(raw).view(np.float32)
         return rows
 
     def row_later(self, graph: StepGraph, i: int) -> Logits:

@@ -23,6 +23,7 @@ FIRST_INTERVAL: Final = 4
 EXPLORE_MARGIN: Final = 0.03
 SWITCH_MARGIN: Final = 0.002
 EVERY_SIZE: Final = 8
+REST: Final = 8
 
 
 class Prices(Protocol):
@@ -127,11 +128,33 @@ class Planner:
         self._saved = FIRST_SAVINGS  # steps
         self._n_plans = 0
         self.utility = 0.0  # of the last plan without its probe: expected tokens a unit of price
+        self._nothing = 0  # plans in a row without a draft
+        self._rested = 0
         self._probed: int | None = None  # whose draft of the last plan was a probe
         self._expected = (0.0, 0.0)  # prices of the last plan, if it was a probe, and of the best one
 
+    def rests(self, n_seqs: int) -> bool:
+        """After `REST` plans in a row without a draft only every `REST`th step of as many sequences is planned: planning takes time, too."""
+        if self._nothing < REST or n_seqs != len(self._last):
+            return False
+        self._rested = (self._rested + 1) % REST
+        if not self._rested:
+            return False
+        self._steps += 1
+        self._saved = min(self._saved + PROBE_SHARE, PROBE_SHARE * SAVED_STEPS)
+        return True
+
+    def wake(self) -> None:
+        """There is a new sequence."""
+        self._nothing = 0
+
     def plan(self, offers: Sequence[Offer], prices: Prices) -> tuple[int, ...]:
         """How many drafts each offer's sequence verifies."""
+        drafts = self._plan(offers, prices)
+        self._nothing = 0 if any(drafts) else self._nothing + 1
+        return drafts
+
+    def _plan(self, offers: Sequence[Offer], prices: Prices) -> tuple[int, ...]:
         hit = self._probed is not None and self._probed < len(offers) and offers[self._probed].clean
         self._probed = None
         if not offers:

@@ -65,7 +65,7 @@ class SequenceSources:
         `head_limit`: drafts of the head at most.
         `draft_charge`: accepted drafts that a step of the head has to bring to be worth its time.
         """
-        self.kind, self.match, self.parts = "", None, []
+        self.nothing()
         if limit <= 0:
             return NOTHING
         best, chosen = 0.0, NOTHING
@@ -81,6 +81,10 @@ class SequenceSources:
                 self.kind = kind
                 chosen = Offer(survival, limit, drafted=False, clean=self.clean)
         return chosen
+
+    def nothing(self) -> None:
+        """No drafts in this step."""
+        self.kind, self.match, self.parts = "", None, []
 
     def take(self, tokens: Sequence[int]) -> None:
         """These drafts, of the kind that was offered, are verified."""

@@ -88,6 +88,7 @@ class Speculator(Generic[S]):
         """A sequence decodes for the first time. What others' drafts showed counts for it, too."""
         known = (*candidate.prompt, candidate.next_token)
         self._sequences[candidate.number] = SequenceSources.begin(self._pools, known)
+        self._planner.wake()
 
     def end(self, number: int) -> None:
         """A sequence ended; nothing happens when it had not begun."""
@@ -107,6 +108,10 @@ class Speculator(Generic[S]):
         self._built, self._draft_s = runner.graphs_built, 0.0
         self._costs = self._memory.at(max((c.length for c in candidates), default=0))
         sequences = [self._sequences[c.number] for c in candidates]
+        if self._options.sources == (HEAD,) and not self._options.width and self._planner.rests(len(candidates)):
+            for sequence in sequences:
+                sequence.nothing()
+            return [[] for _ in candidates]
         limits = [max(0, min(c.room, self._options.max_drafts)) for c in candidates]
         charge = self._planner.utility * self._costs.of_drafting(1, 1) / max(1, len(candidates))
         offers = [

@@ -11,7 +11,7 @@ import pytest
 from pyluce.graph import RunnerOptions, TrunkRunner
 from pyluce.native import luce
 from pyluce.native.tensors import tensor_get, tensor_set, tensor_struct
-from tests.support.device import DEVICE
+from tests.support.device import DEVICE, only_cpu
 from tests.support.models import luce_tiny_path
 from tests.support.op_bench import OpBench
 
@@ -76,6 +76,7 @@ def test_rows_of_one_sequence_and_what_is_refused() -> None:
             runner.decode_rows([(states[0], 8)], [True, False])
 
 
+@only_cpu  # a GPU's row products quantise what they read, and a NaN with it: it does not reach the logits
 def test_a_row_without_a_choice_has_its_logits() -> None:
     with TrunkRunner(luce_tiny_path(), RunnerOptions(n_ctx=256, n_slots=2, device=DEVICE)) as runner:
         good, bad = runner.new_sequence(), runner.new_sequence()
