@@ -110,6 +110,16 @@ void luce_mmb_dense_terms(const luce_mmb_terms & w, const luce_mmb_terms & x, in
 
 template <typename T2>
 static __device__ __forceinline__ uint32_t luce_pack(float a, float b) {
+#ifdef GGML_USE_HIP
+    // HIP's own conversion branches for each value; NaN stays NaN here too, other values have the same bits
+    if constexpr (std::is_same_v<T2, nv_bfloat162>) {
+        const uint32_t ua = __float_as_uint(a);
+        const uint32_t ub = __float_as_uint(b);
+        const uint32_t ra = a != a ? ua | 0x10000 : ua + 0x7fff + ((ua >> 16) & 1);
+        const uint32_t rb = b != b ? ub | 0x10000 : ub + 0x7fff + ((ub >> 16) & 1);
+        return (ra >> 16) | (rb & 0xffff0000);
+    }
+#endif // GGML_USE_HIP
     const T2 p = ggml_cuda_cast<T2>(make_float2(a, b));
     uint32_t bits;
     memcpy(&bits, &p, sizeof(bits));
