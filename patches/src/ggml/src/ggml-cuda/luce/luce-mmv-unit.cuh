@@ -61,6 +61,23 @@ static __device__ __forceinline__ float luce_half_low(uint32_t bits) {
     return __half2float(h);
 }
 
+// four bytes of two words, from byte `first` on: the selector, and the bytes
+static __device__ __forceinline__ uint32_t luce_bytes_from(int first) {
+#ifdef GGML_USE_HIP
+    return 0x03020100u + 0x01010101u * first;
+#else
+    return 0x3210u + 0x1111u * first;
+#endif
+}
+
+static __device__ __forceinline__ uint32_t luce_bytes_at(uint32_t low, uint32_t high, uint32_t selector) {
+#ifdef GGML_USE_HIP
+    return __builtin_amdgcn_perm(high, low, selector);
+#else
+    return __byte_perm(low, high, selector);
+#endif
+}
+
 template <ggml_type type> struct luce_unit;
 
 template <> struct luce_unit<GGML_TYPE_Q8_0> {
@@ -71,7 +88,7 @@ template <> struct luce_unit<GGML_TYPE_Q8_0> {
     __device__ __forceinline__ void load(const char * row, int u) {
         const uint32_t * w = (const uint32_t *) row + (17 * u >> 1);
         const bool odd = u & 1; // then the block begins in the middle of a word
-        const uint32_t pick = odd ? 0x7654 : 0x5432;
+        const uint32_t pick = luce_bytes_from(odd ? 4 : 2);
         uint32_t v[9];
 #pragma unroll
         for (int i = 0; i < 9; i++) {
@@ -79,7 +96,7 @@ template <> struct luce_unit<GGML_TYPE_Q8_0> {
         }
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            q[i] = __byte_perm(v[i], v[i + 1], pick);
+            q[i] = luce_bytes_at(v[i], v[i + 1], pick);
         }
         d = luce_half_low(odd ? v[0] >> 16 : v[0]);
     }
@@ -136,7 +153,7 @@ template <> struct luce_unit<GGML_TYPE_IQ4_NL> {
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            q[0][i] = __byte_perm(v[i], v[i + 1], 0x5432);
+            q[0][i] = luce_bytes_at(v[i], v[i + 1], luce_bytes_from(2));
             q[1][i] = v[5 + i];
         }
         d[0] = luce_half_low(v[0]);
@@ -252,7 +269,7 @@ template <> struct luce_unit<GGML_TYPE_Q6_K> {
         const int  half_ = (u >> 1) & 1;
         const int  j     = u & 1;
         const bool odd   = super & 1; // then the super-block begins in the middle of a word
-        const uint32_t pick = odd ? 0x5432 : 0x3210;
+        const uint32_t pick = luce_bytes_from(odd ? 2 : 0);
         const uint32_t * w  = (const uint32_t *) row + (105 * super >> 1);
         const uint32_t * ql = w + 16 * half_ + 8 * j;
         const uint32_t * qh = w + 32 + 8 * half_;
@@ -265,8 +282,8 @@ template <> struct luce_unit<GGML_TYPE_Q6_K> {
         }
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            q[i]   = __byte_perm(a[i], a[i + 1], pick);
-            top[i] = __byte_perm(b[i], b[i + 1], pick) >> (2 * j);
+            q[i]   = luce_bytes_at(a[i], a[i + 1], pick);
+            top[i] = luce_bytes_at(b[i], b[i + 1], pick) >> (2 * j);
         }
         const int8_t * scales = (const int8_t *) row + 210 * super + 192 + 8 * half_ + 2 * j;
         s[0][0] = scales[0];
@@ -279,7 +296,8 @@ template <> struct luce_unit<GGML_TYPE_Q6_K> {
     __device__ __forceinline__ void get(int h, int * out) const {
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            out[i] = __vsubss4((int) (((q[i] >> (4 * h)) & 0x0F0F0F0F) | (((top[i] >> (4 * h)) & 0x03030303) << 4)), 0x20202020);
+            const uint32_t v = ((q[i] >> (4 * h)) & 0x0F0F0F0F) | (((top[i] >> (4 * h)) & 0x03030303) << 4);
+            out[i] = (int) (((v | 0x80808080) - 0x20202020) ^ 0x80808080); // each byte less 32
         }
     }
     __device__ __forceinline__ float add(int h, const int * w, const luce_x8 & x, float acc) const {
