@@ -140,7 +140,7 @@ class Rules(RuleBasedStateMachine):
         if chunk is None:
             self.steps_without_chunk += bool(self.left)
             assert not self.left or self.decoding, "prompts wait for nobody"
-            assert not self.left or self.share < 1.0
+            assert not self.left or self.share < 1.0, "prompts wait although all time is theirs"
             limit = math.inf
             if self.share:
                 limit = 1 + self.longest_chunk_s * (1 - self.share) / (self.share * SHORTEST_S)
@@ -278,7 +278,7 @@ def test_the_rules_hold() -> None:
         (OneAfterTheOther, "somebody had two turns while another waited"),
         (DropsARow, "a live stream was left out"),
         (PromptsFirst, "prompts took more than their share|although prompts have no share"),
-        (PromptsNever, "prompts wait too long"),
+        (PromptsNever, "prompts wait too long|although all time is theirs"),
         (KeepsSlots, "a slot was left free|does not know it|owners disagree"),
         (WholePrompts, "not the next chunk|a live stream was left out"),
     ],
