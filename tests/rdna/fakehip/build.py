@@ -29,7 +29,7 @@ CPU = ROOT / "build" / "cpu" / "bin"
 CPU_LIBRARIES = ("ggml-base", "ggml-cpu", "ggml-rpc", "llama")
 ALWAYS = ("ggml-cuda.cu",)
 QUICK = ("norm.cu", "dsv4-hc.cu", "gated_delta_net.cu", "rope.cu", "top-k.cu", "argsort.cu")
-ROWS = (*QUICK, "mmvq.cu", "quantize.cu")
+ROWS = (*QUICK, "mmvq.cu", "quantize.cu", "fwht.cu", "mmvf.cu")
 ALL = (
     *(*ROWS, "mmq.cu", "mmid.cu", "mmf.cu"),
     *("template-instances/mmq-instance-q8_0.cu", "template-instances/mmf-instance-ncols_16.cu"),
