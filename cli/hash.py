@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.loading import Failure, loaded_model
-from cli.options import EngineFlags, engine_options, refuse_together
+from cli.options import EngineFlags, engine_options, prompts_option, refuse_together
 from pyluce.engine import GenerationRequest, RequestError
 from pyluce.luce import Completion, Luce
 from pyluce.run_hashes import HashFileError, HashReport, PromptHash, PromptLine, first_difference, read_prompts
@@ -21,13 +21,7 @@ DEFAULT_TOKENS = 32
 
 @click.command("hash")
 @engine_options
-@click.option(
-    "--prompts",
-    "prompts_file",
-    required=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help='JSON Lines: {"prompt": text}, {"messages": [...]} or {"tokens": [ids]} on each line.',
-)
+@prompts_option
 @click.option(
     "-n",
     "--max-tokens",

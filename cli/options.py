@@ -31,6 +31,14 @@ from pyluce.spec.options import MAX_WIDTH, parse_sources
 
 Command = Callable[..., Any]
 
+prompts_option = click.option(
+    "--prompts",
+    "prompts_file",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help='JSON Lines: {"prompt": text}, {"messages": [...]} or {"tokens": [ids]} on each line.',
+)
+
 _LOAD = LoadOptions()
 _SAMPLING = SamplingParams()
 

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from cli.hash import make_request
 from cli.loading import Failure, loaded_model
-from cli.options import EngineFlags, engine_options, refuse_together
+from cli.options import EngineFlags, engine_options, prompts_option, refuse_together
 from pyluce.engine import FinishEvent
 from pyluce.memory.experts import expert_bytes, route_shape
 from pyluce.memory.facts import ModelFacts, load_published, read_facts
@@ -37,13 +37,7 @@ def routes() -> None:
 
 @routes.command()
 @engine_options
-@click.option(
-    "--prompts",
-    "prompts_file",
-    required=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help='JSON Lines: {"prompt": text}, {"messages": [...]} or {"tokens": [ids]} on each line.',
-)
+@prompts_option
 @click.option(
     "-o", "--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The routing table to write."
 )
