@@ -8,8 +8,6 @@
   inputs, sending them, starting, and waiting with the results read.
 * engine: the same through `BatchCore`, with text, events and statistics.
 
-Each with and without steps that are launched early (`pyluce.graph.early`).
-
 Times are medians in microseconds.
 """
 
@@ -107,7 +105,7 @@ def device_times(runner: TrunkRunner) -> dict[str, float]:
     graph, backend, inputs = runner._graphs.recent, runner._backend, runner._inputs
     assert graph is not None
     runner._abandon()
-    arrays = inputs._arrays(graph, inputs._place(graph)[1])
+    arrays = inputs._arrays(graph)
     backend.wait()
     whole, launches = [], []
     for _ in range(5):
@@ -163,7 +161,7 @@ def measure_rows(runner: TrunkRunner, count: int, steps: int) -> dict[str, Any]:
     states = [runner.new_sequence() for _ in range(count)]
     for state in states:
         runner.prefill(state, [5, 6, 7])
-    record: dict[str, Any] = {"rows": count, "early": runner._early is not None}
+    record: dict[str, Any] = {"rows": count}
     record["step, tokens"] = median(step_times(runner, states, steps, False))
     parts: dict[str, list[float]] = {}
     with watched(parts):
@@ -175,24 +173,18 @@ def measure_rows(runner: TrunkRunner, count: int, steps: int) -> dict[str, Any]:
     for state in states:
         state.free()
     record["engine"] = engine_times(runner, count, steps)
-    if runner._early is not None:
-        record["launched early, used"] = (runner._early.launched, runner._early.used)
     return record
 
 
 def measure(model: Path, device: str, counts: list[int], steps: int) -> list[dict[str, Any]]:
-    """A record for each number of rows, with and without early steps, of one loaded model."""
+    """A record for each number of rows, of one loaded model."""
     records = []
     n_ctx = 4 * (WARM_UP + steps) + 64
-    options = RunnerOptions(n_ctx=n_ctx, n_slots=max(counts), max_rollback=0, device=device, early=True)
+    options = RunnerOptions(n_ctx=n_ctx, n_slots=max(counts), max_rollback=0, device=device)
     with TrunkRunner(model, options) as runner:
-        for early in (runner._early, None):
-            if early is None:
-                runner._abandon()
-            runner._early = early
-            for count in counts:
-                records.append(measure_rows(runner, count, steps))
-                print(json.dumps(records[-1]), flush=True)
+        for count in counts:
+            records.append(measure_rows(runner, count, steps))
+            print(json.dumps(records[-1]), flush=True)
     return records
 
 

@@ -21,7 +21,7 @@ SAMPLE_BYTES: Final = 4096
 TEMPLATE_KEY: Final = "tokenizer.chat_template"
 
 _SCHEDULE: Final = {
-    "tune", "early", "n_slots", "n_threads", "max_rollback", "prefix_cache_bytes", "draft_path", "hot_experts", "prompt_streams",
+    "tune", "n_slots", "n_threads", "max_rollback", "prefix_cache_bytes", "draft_path", "hot_experts", "prompt_streams",
 }  # fmt: skip
 """Options of a runner that decide when something is computed and where it is kept, never what comes out (or a file that is among the model's)."""
 

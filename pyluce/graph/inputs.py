@@ -66,13 +66,9 @@ class InputWriter:
         pool: StatePool,
         ple: PleTable | None,
         staging: Staging | None,
-        row_staging: Staging | None = None,
         fault: str | None = None,
     ) -> None:
-        """`row_staging`: for graphs of few rows, two of which may be under way."""
         h = model.hparams
-        self._row_staging = row_staging
-        self._row_block = 0  # of the last step of few rows
         self._fills = FillWriter(h, pool, stale_keys=fault == "stale_mtp")
         self._hparams = h
         self._pool = pool
@@ -91,18 +87,16 @@ class InputWriter:
     @property
     def host_bytes(self) -> int:
         """Bytes of angles, and of inputs on their way to a device."""
-        stagings = [s for s in (self._staging, self._row_staging) if s is not None]
-        return self._rope.n_bytes + sum(2 * s.block_bytes for s in stagings)
+        return self._rope.n_bytes + (2 * self._staging.block_bytes if self._staging is not None else 0)
 
     def reserve(self, graph: StepGraph) -> None:
         """Have room for the inputs of a new graph."""
-        staging, _ = self._place(graph)
-        if staging is None or graph.tensors.n_bytes <= staging.block_bytes:
+        if self._staging is None or graph.tensors.n_bytes <= self._staging.block_bytes:
             return
-        if self.ahead is not None and staging is self._staging:
+        if self.ahead is not None:
             self.ahead.drop()
         self._buffers.clear()
-        staging.grow(graph.tensors.n_bytes)
+        self._staging.grow(graph.tensors.n_bytes)
 
     def forget(self, graph: StepGraph) -> None:
         """The graph is about to be closed."""
@@ -128,27 +122,6 @@ class InputWriter:
         if self._staging is not None:
             self._staging.computed()
 
-    def may_wait(self, graph: StepGraph) -> bool:
-        """`pad_next` and `write_sent` are possible for this graph."""
-        return graph.tensors.whole is not None and self._row_staging is not None and self._row_staging.is_locked
-
-    def pad_next(self, graph: StepGraph) -> None:
-        """Write padding into the inputs that the next step of this graph of few rows will have."""
-        into = self._arrays(graph, 1 - self._row_block)
-        into.rows[:] = (-1, 0, 0, 0)
-        into.cells[:] = self._pool.scratch_cell
-        if into.fill is not None:
-            self._fills.pad(into.fill)
-
-    def send_next(self, graph: StepGraph) -> None:
-        """Send them."""
-        self._arrays(graph, 1 - self._row_block).send()
-
-    def write_sent(self, graph: StepGraph, groups: list[Group], n_rows: int) -> None:
-        """As `write`, into the inputs of `pad_next`, which were sent and wait."""
-        self._write_rows(self._arrays(graph, 1 - self._row_block), groups, n_rows, ready=False)
-        self._row_block = 1 - self._row_block
-
     def write(self, graph: StepGraph, groups: list[Group], n_rows: int, n_out: int) -> None:
         """Inputs of a step: each group adds its tokens to its sequence; rows beyond `n_rows` are padding.
 
@@ -157,14 +130,7 @@ class InputWriter:
         if self._staging is not None:
             self._staging.settle()
         ready = self._take(graph, groups)
-        into = self._arrays(graph, self._place(graph)[1])
-        self._write_rows(into, groups, n_rows, ready)
-        if into.out_rows is not None:
-            into.out_rows[:] = n_rows - 1
-            into.out_rows[:n_out] = np.arange(n_rows - n_out, n_rows)
-        into.send()
-
-    def _write_rows(self, into: StepArrays, groups: list[Group], n_rows: int, ready: bool) -> None:
+        into = self._arrays(graph)
         if n_rows <= FEW_ROWS:
             self._write_few(into, groups, ready)
         else:
@@ -178,6 +144,10 @@ class InputWriter:
             self.embed(into.embd_address, [token for _, tokens in groups for token in tokens])
         if into.fill is not None:
             self._fills.write(into.fill, groups, n_rows)
+        if into.out_rows is not None:
+            into.out_rows[:] = n_rows - 1
+            into.out_rows[:n_out] = np.arange(n_rows - n_out, n_rows)
+        into.send()
 
     def _take(self, graph: StepGraph, groups: list[Group]) -> bool:
         """Choose the step's block of staging memory; True when embedding and n-gram rows are in it already."""
@@ -208,17 +178,12 @@ class InputWriter:
         self._rope.warm(stretch.first, n)
         return counts
 
-    def _place(self, graph: StepGraph) -> tuple[Staging | None, int]:
-        """The staging memory that the graph's inputs go through, and the block of it that nothing is on its way from."""
-        if graph.tensors.whole is not None and self._row_staging is not None:
-            return self._row_staging, self._row_block
-        return self._staging, self._block
-
-    def _arrays(self, graph: StepGraph, block: int) -> StepArrays:
+    def _arrays(self, graph: StepGraph) -> StepArrays:
+        """Those of the block that the step was given."""
         found = self._buffers.setdefault(graph, [None, None])
-        made = found[block]
+        made = found[self._block]
         if made is None:
-            made = found[block] = StepArrays(graph, self._place(graph)[0], block)
+            made = found[self._block] = StepArrays(graph, self._staging, self._block)
         return made
 
     def _gather(self, ids: npt.NDArray[np.int64], out: npt.NDArray[np.float32]) -> None:

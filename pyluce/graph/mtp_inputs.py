@@ -80,14 +80,6 @@ class FillWriter:
         else:
             self._write_rows(into, into.pick, groups)
 
-    def pad(self, into: FillArrays) -> None:
-        """All rows of a row graph are padding: what they leave, nobody reads."""
-        into.cells[:] = self._pool.scratch_cell
-        into.source[:] = 0
-        into.target[:] = self._pool.hidden_scratch(0)
-        if into.pick is not None:
-            into.pick[:] = 0
-
     def _write_chunk(self, into: FillArrays, group: Group, n_rows: int) -> None:
         """Rows f .. l - 1 of one sequence: the head's rows f - 1 .. l - 2, of which -1 is none."""
         state, tokens = group

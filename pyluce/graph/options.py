@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from pyluce.native.devices import parse_device
@@ -20,7 +20,6 @@ MAX_CTX: Final = 1 << 24
 MAX_ROLLBACK: Final = 64
 CHUNK_UNIT: Final = 16
 MAX_STREAMS: Final = 4
-EARLY_VARIABLE: Final = "LUCE_EARLY"
 
 FAULTS: Final = (
     "batch_variant", "cut_variant", "stale_conv", "stale_ple", "stale_ring", "tie_high", "nan_leak", "scan_order",
@@ -48,8 +47,6 @@ class RunnerOptions:
     picks row graphs compute on `device`, are on both. On devices of one kind no result depends on either.
     prompt_streams: chunks of a prompt that are computed at the same time, so that one device has one's layer while the other has
     another's; each takes graph memory of its own.
-    early: where the device has gates, launch a row step before its tokens are known (`pyluce.graph.early`); no result depends on it.
-      The default is what the variable LUCE_EARLY says: 1, or not.
     tune: "off", "auto" or a file: see `pyluce.tuning`; a loaded runner's options name the file that is in effect, or "off".
     prefix_cache_bytes: what kept prompts may take, half of it pages that are allocated at once; 0 keeps nothing.
     """
@@ -71,7 +68,6 @@ class RunnerOptions:
     hot_experts: HotSet | None = None
     prompt_streams: int = 1
     tune: str = "off"
-    early: bool = field(default_factory=lambda: os.environ.get(EARLY_VARIABLE) == "1")
 
     def __post_init__(self) -> None:
         try:

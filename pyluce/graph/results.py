@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,16 +26,6 @@ PINNED_BYTES: Final = 64 << 20
 """What a step leaves to read, if it is not more, arrives in page-locked memory, which is allocated when first needed."""
 
 
-class Event(Protocol):
-    """`pyluce.native.backend.BackendEvent`."""
-
-    def record(self) -> None:
-        """The point is behind all that was started so far."""
-
-    def wait(self) -> None:
-        """Return when the device is there."""
-
-
 @dataclass(frozen=True, slots=True)
 class Asked:
     """Parts of a step's results that are on their way; `places` where they arrive, None: they are read when the device is idle."""
@@ -47,15 +37,11 @@ class Asked:
 
 
 class ResultReader:
-    """Reads the results of the step that was started last. On a host backend they are read where they lie.
+    """Reads the results of the step that was started last. On a host backend they are read where they lie."""
 
-    With an event it waits for that step alone, not for what was started behind it.
-    """
-
-    def __init__(self, backend: Backend, on_host: bool, event: Event | None = None) -> None:
+    def __init__(self, backend: Backend, on_host: bool) -> None:
         self._backend = backend
         self._on_host = on_host
-        self._event = event
         self._memory = HostMemory(backend)
         self._copies = Copies()
 
@@ -91,7 +77,7 @@ class ResultReader:
         return rows
 
     def row_later(self, graph: StepGraph, i: int) -> Logits:
-        """Logits [n_vocab] of a row of the step that has ended; what is behind it is not waited for."""
+        """Logits [n_vocab] of a row of the step that has ended."""
         part = _rows(graph, i, 1)
         raw = self._own_memory(graph, part).copy() if self._on_host else tensor_bytes(*part)
         logits: Logits = raw.view(np.float32)
@@ -108,21 +94,15 @@ class ResultReader:
             self._memory.grow(end)
         for (tensor, first, size), place in zip(parts, places, strict=True):
             self._backend.fetch(tensor, self._memory.address + place, first, size)
-        if self._event is not None:
-            self._event.record()
         return Asked(graph, wants_logits, parts, places)
 
     def _arrived(self, asked: Asked) -> list[npt.NDArray[np.uint8]]:
         """Bytes of results, good until the next call or the next step."""
+        self._backend.wait()
         if asked.places is None:
-            self._backend.wait()
             if self._on_host:
                 return [self._own_memory(asked.graph, part) for part in asked.parts]
             return [tensor_bytes(*part) for part in asked.parts]
-        if self._event is not None:
-            self._event.wait()
-        else:
-            self._backend.wait()
         return [self._memory.array[at : at + size] for at, (_, _, size) in zip(asked.places, asked.parts, strict=True)]
 
     @staticmethod

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Final
 
 from pyluce.graph.experts import LayerGraphs, Shape
@@ -43,9 +42,7 @@ class RetainedGraphs:
         experts: SplitExperts | None,
         *,
         collect_picks: bool,
-        on_change: Callable[[], None] | None = None,
     ) -> None:
-        """`on_change` is called before another graph than the one of the last step is used."""
         self._options = options
         self._hparams = hparams
         self._weights = weights
@@ -54,7 +51,6 @@ class RetainedGraphs:
         self._inputs = inputs
         self._experts = experts
         self._collect_picks = collect_picks
-        self._on_change = on_change
         self._allocators: dict[int, GraphAllocator] = {}
         self._graphs: OrderedDict[GraphKey, StepGraph] = OrderedDict()
         self.recent: StepGraph | None = None  # the graph of the last step
@@ -77,8 +73,6 @@ class RetainedGraphs:
         """The graph of that key, ready to compute. Raises NativeError, UnsupportedOpError."""
         if self.recent is not None and self.recent.key == key:
             return self.recent
-        if self._on_change is not None:
-            self._on_change()
         graph = self._graphs.get(key) or self._build(key)
         self._graphs.move_to_end(key)
         self.recent = graph

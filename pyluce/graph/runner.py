@@ -19,7 +19,6 @@ from pyluce.graph.ahead import Stretch
 from pyluce.graph.chunks import chunk_bounds, pad_rows, span_blocks
 from pyluce.graph.closable import C, Closable
 from pyluce.graph.drafting import Drafter
-from pyluce.graph.early import EarlyStep
 from pyluce.graph.groups import Group, check_tokens, group_rows
 from pyluce.graph.inputs import InputWriter
 from pyluce.graph.largest import largest_graphs
@@ -34,9 +33,8 @@ from pyluce.graph.staging import Staging
 from pyluce.graph.trunk import GraphKey, StepGraph
 from pyluce.graph.two_devices import SplitExperts, check_expert_device, tune_devices
 from pyluce.native import load_libraries
-from pyluce.native.backend import Backend, BackendEvent
+from pyluce.native.backend import Backend
 from pyluce.native.devices import parse_device
-from pyluce.native.gate import StreamGate
 from pyluce.native.ggml_backend import ggml_backend_buft_is_host
 from pyluce.native.luce import Fault, Phase
 from pyluce.native.thread import ThreadGuard
@@ -70,7 +68,6 @@ class TrunkRunner:
         self._learner = learner
         self._guard = ThreadGuard("TrunkRunner")
         self._experts: SplitExperts | None = None
-        self._early: EarlyStep | None = None
         self._closers: list[Closable] = []
         self._expected: Stretch | None = None
         self.on_launch: Callable[[], object] | None = None  # see `pyluce.engine.protocols.Launching`
@@ -110,13 +107,8 @@ class TrunkRunner:
         self._ple = self._owned(PleTable(self.model)) if h.ple is not None else None
         on_host = ggml_backend_buft_is_host(self._backend.buffer_type)
         staging = None if on_host else self._owned(Staging(self._backend))
-        plain = not on_host and fault is None and self._routes is None and self._experts is None
-        gate = self._gate() if plain else None
-        event = self._owned(BackendEvent(self._backend)) if gate is not None else None
-        row_staging = self._owned(Staging(self._backend)) if gate is not None else None
-        self._results = self._owned(ResultReader(self._backend, on_host, event))
-        self._inputs = self._owned(InputWriter(self.model, self._pool, self._ple, staging, row_staging, fault))
-        self._early = EarlyStep(gate, self._inputs.pad_next, self._launch_early) if gate is not None else None
+        self._results = self._owned(ResultReader(self._backend, on_host))
+        self._inputs = self._owned(InputWriter(self.model, self._pool, self._ple, staging, fault))
         self._drafter: Drafter | None = None
         if fault == "stream_norm" and self._weights.mtp is not None:
             self._weights.mtp = replace(self._weights.mtp, norm_groups=h.hc_count)
@@ -142,7 +134,6 @@ class TrunkRunner:
                 self._inputs,
                 self._experts,
                 collect_picks=self._routes is not None or self._learner is not None,
-                on_change=self._early.drop if self._early is not None else None,
             )
         )
         # the largest graphs first, so that graph memory does not grow (and retained graphs survive) later; without logits a
@@ -151,15 +142,6 @@ class TrunkRunner:
         n_rows, span = o.n_slots * (1 + o.max_rollback), self._span(o.n_ctx)
         for key in largest_graphs(longest, n_rows, span, o.prompt_streams):
             self._graphs.get(key)
-
-    def _gate(self) -> StreamGate | None:
-        """What steps are launched early behind; None where they are not."""
-        gate = StreamGate.for_backend(self._backend) if self.options.early else None
-        return gate if gate is None else self._owned(gate)
-
-    def _launch_early(self, graph: StepGraph) -> None:
-        self._inputs.send_next(graph)
-        graph.start(self._backend)
 
     def _owned(self, thing: C) -> C:
         self._closers.append(thing)
@@ -262,7 +244,7 @@ class TrunkRunner:
         except BaseException:
             self._abandon()
             raise
-        self._end([(graph, len(rows))], wait=self._early is None)
+        self._end([(graph, len(rows))])
         for state, taken in groups:
             state.commit(taken, by_chunk=False)
         if len(groups) == len(rows):
@@ -277,22 +259,15 @@ class TrunkRunner:
         self._graphs.reconnect()
         graph = self._start_rows(groups, len(wants_logits))
         asked = self._results.ask(graph, wants_logits)
-        if self._early is not None and asked.places is not None and self._inputs.may_wait(graph):
-            self._early.launch_next(graph)
         self._launched()
         found = self._results.rows(asked)
-        lost = [i for i, row in enumerate(found) if isinstance(row, int) and row < 0]
-        if lost and (self._early is None or self._early.hold()):
-            for i in lost:
+        for i, row in enumerate(found):
+            if isinstance(row, int) and row < 0:
                 found[i] = self._results.row_later(graph, i)
-            if self._early is not None:
-                self._early.drop()
         return graph, found
 
     def _abandon(self) -> None:
         """A step failed somewhere: nothing is under way after this."""
-        if self._early is not None:
-            self._early.drop()
         self._backend.wait()
         self._inputs.computed()
 
@@ -304,8 +279,6 @@ class TrunkRunner:
         self._guard.check()
         if self._drafter is None:
             raise ValueError("expected a runner with a draft head (mtp=True), found one without")
-        if self._early is not None:
-            self._early.drop()
         return self._drafter.draft(requests)
 
     @property
@@ -342,14 +315,6 @@ class TrunkRunner:
     def _start_rows(self, groups: list[Group], n_rows: int) -> StepGraph:
         """Start a step of rows; the graph, whose results can be read until the next."""
         graph = self._prepare(Phase.ROW, groups, n_rows)
-        if self._early is not None and self._early.claim(graph):
-            try:
-                self._inputs.write_sent(graph, groups, n_rows)
-            except BaseException:
-                self._early.give_up(graph)
-                raise
-            self._early.go()
-            return graph
         self._inputs.write(graph, groups, n_rows, n_rows)
         self._start([graph])
         return graph
@@ -375,10 +340,9 @@ class TrunkRunner:
         if not self._backend.is_cpu and self.on_launch is not None:
             self.on_launch()
 
-    def _end(self, graphs: list[tuple[StepGraph, int]], *, wait: bool = True) -> None:
-        """A step has ended, or is waited for; each graph with the number of its rows."""
-        if wait:
-            self._backend.wait()
+    def _end(self, graphs: list[tuple[StepGraph, int]]) -> None:
+        """Wait for the end of a step; each graph with the number of its rows."""
+        self._backend.wait()
         self.model.check_intact()
         self._inputs.computed()
         swapper = self._experts.swapper if self._experts is not None else None
@@ -431,9 +395,6 @@ class TrunkRunner:
 
     def close(self) -> None:
         """Free graphs, state, weights and files, in this order. Idempotent."""
-        if self._early is not None:
-            self._early.drop()
-            self._backend.wait()
         while self._closers:
             self._closers.pop().close()
 

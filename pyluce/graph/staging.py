@@ -36,11 +36,6 @@ class HostMemory:
             self.array = np.zeros(n_bytes, np.uint8)
         self.address = self.array.ctypes.data
 
-    @property
-    def is_locked(self) -> bool:
-        """The device reads it when a copy's turn comes; of plain memory it may take a copy when it is told to."""
-        return self._buffer is not None and api.ggml_backend_buffer_get_type(self._buffer.ptr) == self._host_type
-
     def close(self) -> None:
         """Free it. Idempotent."""
         self.array = np.zeros(0, np.uint8)
@@ -62,11 +57,6 @@ class Staging:
         self._memory = HostMemory(backend)
         self._blocks = [self._memory.array, self._memory.array]
         self._under_way = False
-
-    @property
-    def is_locked(self) -> bool:
-        """What is written after `send` and before its turn still goes along."""
-        return self._memory.is_locked
 
     @property
     def block_bytes(self) -> int:

@@ -155,24 +155,6 @@ class Backend(Owner):
             self._busy = False
 
 
-class BackendEvent(Owner):
-    """A point in what a GPU's backend was told to do."""
-
-    def __init__(self, backend: Backend) -> None:
-        super().__init__()
-        self._backend = backend
-        pointer = api.ggml_backend_event_new(backend.device)
-        self._own("ggml_backend_event_new", pointer, api.ggml_backend_event_free, parent=backend)
-
-    def record(self) -> None:
-        """The point is behind all that was started so far."""
-        api.ggml_backend_event_record(self.ptr, self._backend.ptr)
-
-    def wait(self) -> None:
-        """Return when the GPU is there, whatever was started later."""
-        api.ggml_backend_event_synchronize(self.ptr)
-
-
 class BackendBuffer(Owner):
     """Memory for tensor data. Made by ``for_arena``, ``from_pointer`` or ``of_size``."""
 
