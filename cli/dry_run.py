@@ -88,6 +88,7 @@ def _resolved(engine: EngineFlags, like: str | None, planned: Planned | None) ->
         "expert_placement": load.expert_placement,
         "expert_budget_mib": load.placement.budget_bytes >> 20 if load.expert_placement is not None else None,
         "expert_swap_mib_s": load.placement.swap_mib_s if load.placement.learns else None,
+        "prompt_streams": load.prompt_streams or "auto",
         "spec": None if load.spec is None else ",".join(load.spec) or "off",
     }
     if planned is not None:
@@ -95,6 +96,7 @@ def _resolved(engine: EngineFlags, like: str | None, planned: Planned | None) ->
         values |= {
             "max_ctx": plan.request.n_ctx,
             "chunk": plan.chunk_tokens,
+            "prompt_streams": plan.streams,
             "prefix_cache_mib": plan.prefix_cache_bytes >> 20,
             "spec": ",".join(speculation.options.sources) if speculation.options.enabled else "off",
             "draft": speculation.draft_path if speculation.uses_head else None,

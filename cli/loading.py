@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import click
@@ -12,6 +12,8 @@ from cli.options import EngineFlags, as_flag
 from cli.profile import from_profile
 from pyluce.engine import RequestError
 from pyluce.luce import Luce
+from pyluce.memory.link import link_of_report, link_text
+from pyluce.memory.text import streams_text
 from pyluce.native import NativeError
 from pyluce.native.devices import find_device, list_devices
 from pyluce.options import OptionError
@@ -31,6 +33,8 @@ def loaded_model(engine: EngineFlags) -> Iterator[Luce]:
     try:
         for warning in luce.info.warnings:
             click.echo(f"warning: {warning}", err=True)
+        if engine.load.expert_device is not None and not engine.quiet:
+            _show_link(luce)
         yield luce
     except (click.exceptions.Exit, click.Abort, BrokenPipeError):
         raise
@@ -40,6 +44,14 @@ def loaded_model(engine: EngineFlags) -> Iterator[Luce]:
         raise Failure(str(error) or type(error).__name__) from error
     finally:
         luce.close()
+
+
+def _show_link(luce: Luce) -> None:
+    """What was measured between two devices when the model was loaded."""
+    experts = luce.memory_report().get("experts")
+    if isinstance(experts, Mapping) and "link" in experts:
+        streams = streams_text(experts["prompt_streams"])
+        click.echo(f"link to {experts['device']}: {link_text(link_of_report(experts['link']))}; {streams}", err=True)
 
 
 def check_devices(engine: EngineFlags) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from pyluce.memory.streams import AUTOMATIC
 from pyluce.options import MAX_STREAMS
 from pyluce.placement.hot import DEFAULT_BUDGET_MIB
 from pyluce.placement.learner import DEFAULT_SWAP_MIB_S
@@ -20,6 +21,23 @@ class OrNone(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | None:
         return None if value in (None, "none") else str(value)
+
+
+class Streams(click.ParamType):  # type: ignore[type-arg]
+    """A number of streams, or `auto`, which is 0."""
+
+    name = "auto|N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if value == "auto":
+            return AUTOMATIC
+        try:
+            count = int(value)
+        except ValueError:
+            self.fail(f"expected auto or a number of streams, found {value!r}", param, ctx)
+        if not 1 <= count <= MAX_STREAMS:
+            self.fail(f"expected auto or 1 to {MAX_STREAMS}, found {count}", param, ctx)
+        return count
 
 
 PLACEMENT_FLAGS = (
@@ -55,12 +73,12 @@ PLACEMENT_FLAGS = (
     ),
     click.option(
         "--prompt-streams",
-        type=click.IntRange(1, MAX_STREAMS),
-        default=1,
+        type=Streams(),
+        default="auto",
         show_default=True,
         envvar="LUCE_PROMPT_STREAMS",
         show_envvar=True,
-        help="With --expert-device: chunks of a prompt that are computed at the same time, so that both devices have work.",
+        help="With --expert-device: chunks of a prompt that are computed at the same time, so that both devices have work; auto: 2 where it pays.",
     ),
 )
 
@@ -86,5 +104,5 @@ def take_placement(given: dict[str, Any]) -> dict[str, Any]:
             values[name] = None
     inherited = (ParameterSource.DEFAULT_MAP, ParameterSource.ENVIRONMENT)
     if values["expert_device"] is None and source("prompt_streams") in inherited:
-        values["prompt_streams"] = 1
+        values["prompt_streams"] = AUTOMATIC
     return values

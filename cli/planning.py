@@ -9,6 +9,7 @@ import click
 from cli.loading import Failure
 from cli.options import EngineFlags, as_flag
 from pyluce.memory.facts import ModelFacts, load_published
+from pyluce.memory.link import PlannedLink, assumed_link, look_at_link
 from pyluce.memory.load import load_request, open_meter, read_load, this_device, with_hot
 from pyluce.memory.machine import DeviceMemory, Machine
 from pyluce.memory.planner import Largest, MemoryPlan, PlanError, largest_fit, make_plan
@@ -42,7 +43,7 @@ class Planned:
 
 
 def choose_place(load: LoadOptions, profile: Profile | None, *, profile_first: bool) -> Place:
-    """Devices of this machine, or of the profile's table.
+    """Devices of this machine, or of the profile's table, and the link between two: measured where both are this machine's.
 
     `profile_first`: what the profile says goes before what is here, otherwise it stands for what is not. Raises NativeError or
     ValueError for a device that is neither here nor in the table.
@@ -70,7 +71,17 @@ def choose_place(load: LoadOptions, profile: Profile | None, *, profile_first: b
     host = system.available_bytes()
     if profile is not None and profile.host_bytes is not None and not all(here.values()):
         host = profile.host_bytes
-    return Place(Machine(target, host, expert), here[load.device], tuple(notes))
+    return Place(Machine(target, host, expert, link=_link(load, here)), here[load.device], tuple(notes))
+
+
+def _link(load: LoadOptions, here: dict[str, bool]) -> PlannedLink | None:
+    """What lies between the devices of a split. `here`: which of them were asked, not taken from a profile."""
+    if load.expert_device is None:
+        return None
+    absent = [name for name, found in here.items() if not found]
+    if absent:
+        return assumed_link(f"{' and '.join(absent)} as the profile says, not as found here")
+    return look_at_link(load.device, load.expert_device)
 
 
 def read_model(engine: EngineFlags, load: LoadOptions, like: str | None) -> tuple[ModelFacts, Speculation]:
@@ -92,6 +103,8 @@ def make_planned(engine: EngineFlags, load: LoadOptions, like: str | None, place
     try:
         facts, speculation = read_model(engine, load, like)
         machine = with_hot(place.machine, facts, load)
+        if machine.link is not None:
+            machine = replace(machine, link=machine.link.carrying(facts.hparams))
         with open_meter(facts, load, here=place.here) as meter:
             request = load_request(facts, load, speculation)
             made = make_plan(facts, request, machine, meter)

@@ -144,7 +144,8 @@ def _open(path: Path, options: LoadOptions, report: Progress) -> tuple[ParkingCo
             tuning=runner.tuned.tuning,
         )
         new_chain = partial(SamplerChain, hparams.n_vocab)
-        resources = Resources(runner, tokenizer, new_chain, n_ctx, runner.options.chunk_tokens, options.prompt_streams)
+        chunk, streams = runner.options.chunk_tokens, runner.options.prompt_streams
+        resources = Resources(runner, tokenizer, new_chain, n_ctx, chunk, streams)
         owners = ExitStack()
         core = BatchCore(
             resources,

@@ -46,7 +46,8 @@ class LoadOptions:
     * verify_width: rows verified at once, the next token and its drafts: 0 adaptive, 1 no drafts at all, 2 to 8 fixed.
     * draft: a file with the draft head, instead of the model's own or of one found beside it.
     * expert_device, expert_placement, expert_budget_mib, expert_swap_mib_s: see `PlacementOptions`.
-    * prompt_streams: chunks of a prompt that are computed at the same time on two devices, 1 to 4, each with graph memory of its own.
+    * prompt_streams: chunks of a prompt that are computed at the same time on two devices, 1 to 4, each with graph memory of its own;
+      0: two on two GPUs, if there is room for them beside kept prompts, else one (docs/memory.md).
     * collect_routing: a file where picks of experts are counted while the model runs.
     * chat_template: a template to use instead of the file's.
     * max_concurrency: requests computed at once, 1 to 64; their state is allocated at the start.
@@ -90,7 +91,7 @@ class LoadOptions:
     expert_placement: str | None = None
     expert_budget_mib: int | None = None
     expert_swap_mib_s: float | None = None
-    prompt_streams: int = 1
+    prompt_streams: int = 0
     collect_routing: Path | None = None
 
     def __post_init__(self) -> None:
@@ -135,7 +136,7 @@ class LoadOptions:
         if self.park_reset and self.device == "cpu" and self.expert_device is None:
             raise OptionError("park_reset: expected a GPU as device, found cpu")
         _check_integer("max_queue", self.max_queue, 0, MAX_QUEUE)
-        _check_integer("prompt_streams", self.prompt_streams, 1, MAX_STREAMS)
+        _check_integer("prompt_streams", self.prompt_streams, 0, MAX_STREAMS)
         if self.prompt_streams > 1 and self.expert_device is None:
             raise OptionError(f"prompt_streams: expected 1 without an expert_device, found {self.prompt_streams}")
         if isinstance(self.prefill_share, bool) or not isinstance(self.prefill_share, (int, float)):

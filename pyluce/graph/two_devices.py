@@ -78,6 +78,7 @@ class SplitExperts:
         self._side: ExpertSide | None = None
         self._peers = False
         self._link = LinkSpeed(0.0, 0.0)
+        self._streams = options.prompt_streams
         hot = options.hot_experts or HotSet.empty(h.n_layer)
         hot.check(RouteShape(h.n_layer, h.n_expert, h.n_expert_used))
         self.hot = HotExperts(model, target, hot, one_off=one_off)
@@ -128,6 +129,7 @@ class SplitExperts:
             "lost": self.lost,
             "hot_experts": self.hot.hot.n_hot,
             "hot_bytes": self.hot.n_bytes,
+            "prompt_streams": self._streams,
             **(self.swapper.report() if self.swapper is not None else {}),
         }
         if not self.lost:

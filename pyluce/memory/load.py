@@ -140,6 +140,6 @@ def runner_options(plan: MemoryPlan, options: LoadOptions, hot: HotSet | None = 
         mtp=plan.request.mtp,
         expert_device=options.expert_device,
         hot_experts=hot,
-        prompt_streams=plan.request.streams,
+        prompt_streams=plan.streams,
         draft_path=None if options.draft is None or not plan.request.mtp else str(options.draft),
     )

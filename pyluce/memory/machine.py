@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyluce.memory.link import PlannedLink
 
 
 class MemoryKind(Enum):
@@ -28,7 +32,7 @@ class DeviceMemory:
 class Machine:
     """`target` computes; `expert` holds routed experts where they lie elsewhere, `hot_bytes` of them again on the target.
 
-    `hot` says which, for people.
+    `hot` says which, `link` what lies between the two, for people: no size depends on either.
     """
 
     target: DeviceMemory
@@ -36,6 +40,17 @@ class Machine:
     expert: DeviceMemory | None = None
     hot_bytes: int = 0
     hot: str | None = None
+    link: PlannedLink | None = None
+
+    @property
+    def two_gpus(self) -> bool:
+        """Two GPUs of one backend, which wait for each other without the host."""
+        backend = self.target.name.partition(":")[0]
+        return (
+            self.expert is not None
+            and self.target.kind is not MemoryKind.CPU
+            and self.expert.name.partition(":")[0] == backend
+        )
 
     @property
     def shares_host_memory(self) -> bool:

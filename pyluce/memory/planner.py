@@ -16,7 +16,8 @@ from pyluce.memory.experts import split_graph_bytes
 from pyluce.memory.facts import ModelFacts, TensorFact
 from pyluce.memory.machine import Machine
 from pyluce.memory.parts import Part, Place, weight_parts
-from pyluce.memory.rows import FLOOR_ROWS, FLOOR_ROWS_SPLIT, budget_of, fit_rows_and_allowance, row_cap
+from pyluce.memory.rows import FLOOR_ROWS, FLOOR_ROWS_SPLIT, budget_of, fit_rows, fit_rows_and_allowance, row_cap
+from pyluce.memory.streams import AUTOMATIC, AUTOMATIC_STREAMS, SMALLEST_ROWS, against_streams
 from pyluce.state.layout import StateOptions
 from pyluce.state.store import automatic_budget, cache_pages
 
@@ -25,6 +26,7 @@ CONTEXT_STEP: Final = 256
 LARGEST_SLOTS: Final = 64
 SMALL_CHUNK: Final = 256
 ROPE_BLOCK: Final = 4096
+LARGEST_BYTES: Final = 1 << 62
 
 
 class PlanError(ValueError):
@@ -48,7 +50,7 @@ class SizeMeter(Protocol):
 class Request:
     """What is asked for. chunk 0: the planner chooses; prefix_cache_bytes None: room for three full contexts, if it is there.
 
-    mtp: with the parts of a draft head. streams: chunks of a prompt that are computed at once.
+    mtp: with the parts of a draft head. streams: chunks of a prompt that are computed at once; 0: the planner chooses.
     """
 
     n_ctx: int
@@ -72,7 +74,10 @@ class Largest:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """A plan that fits. Parts by place; `budget_bytes` is nine tenths of what is available on the target."""
+    """A plan that fits. Parts by place; `budget_bytes` is nine tenths of what is available on the target.
+
+    `streams_why`: why there are so many streams; None: that many were asked for.
+    """
 
     model: str
     request: Request
@@ -83,6 +88,8 @@ class MemoryPlan:
     budget_bytes: int
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
+    streams: int = 1
+    streams_why: str | None = None
 
     def total(self, *places: Place, mapped: bool = True) -> int:
         """Bytes at these places; `mapped` False leaves out what the system may drop and read again."""
@@ -105,6 +112,7 @@ class _Planner:
         self._request = request
         self._machine = machine
         self._meter = meter
+        self._streams = request.streams or 1
         self._available = machine.available_bytes
         self._budget = budget_of(self._available)
         weights, self._notes = weight_parts(facts, machine, meter)
@@ -127,8 +135,10 @@ class _Planner:
             warnings.append(self._mapped_warning(fixed))
             fixed -= self._mapped
         chunk, allowance = self._rows(state, fixed)
-        share = 1 if machine.shares_host_memory else 2  # half of what is kept lies on the host
-        budget = self._prefix_cache(state, allowance * share, chunk)
+        budget = self._prefix_cache(state, allowance * self._share, chunk)
+        why = None
+        if request.streams == AUTOMATIC:
+            chunk, why = self._choose_streams(state, fixed, chunk, budget)
         state = replace(state, cache_pages=cache_pages(self._facts.hparams, state, budget))
         parts = (*self._weights, *self._state_parts(state, budget), *self._run_parts(state, chunk))
         return MemoryPlan(
@@ -141,6 +151,8 @@ class _Planner:
             budget_bytes=self._budget,
             warnings=tuple(warnings),
             notes=tuple(self._notes),
+            streams=self._streams,
+            streams_why=why,
         )
 
     def largest(self) -> Largest:
@@ -178,13 +190,13 @@ class _Planner:
 
     def _graphs(self, state: StateOptions, rows: int) -> int:
         """Graphs of the trunk on the target: each stream of a prompt has its own memory."""
-        return self._request.streams * self._meter.graph_bytes(state, rows)
+        return self._streams * self._meter.graph_bytes(state, rows)
 
     def _split_graphs(self, rows: int) -> int:
         """Graphs on the device that holds the experts; 0 without one."""
         if self._machine.expert is None:
             return 0
-        return self._request.streams * split_graph_bytes(self._facts.hparams, rows)
+        return self._streams * split_graph_bytes(self._facts.hparams, rows)
 
     def _host_tables(self, n_ctx: int, n_slots: int) -> int:
         """Rotation angles of every position, and a copy of the page tables."""
@@ -222,28 +234,50 @@ class _Planner:
     def _rows(self, state: StateOptions, fixed: int) -> tuple[int, int]:
         """Rows of a chunk, and bytes on the target that kept prompts may take."""
         request, machine = self._request, self._machine
-        wanted = self._wanted(state) // (1 if machine.shares_host_memory else 2)
+        wanted = self._wanted(state) // self._share
         if request.chunk:
             need = fixed + self._measure(state, request.chunk)
             if need > self._budget:
                 raise self._refusal(state, request.chunk)
             return request.chunk, min(wanted, self._budget - need)
-        split = machine.expert is not None
-        limit = min(row_cap(request.n_slots, split=split, hot_experts=machine.hot_bytes > 0), pad_rows(request.n_ctx))
-        if split:
-            limit = min(limit, max(CHUNK_UNIT, self._rows_there() // CHUNK_UNIT * CHUNK_UNIT))
+        floor = (FLOOR_ROWS if machine.expert is None else FLOOR_ROWS_SPLIT) // self._streams
         found = fit_rows_and_allowance(
-            limit,
-            self._available,
-            fixed,
-            lambda rows: self._measure(state, rows),
-            wanted,
-            FLOOR_ROWS_SPLIT if split else FLOOR_ROWS,
-            CHUNK_UNIT,
+            self._limit(), self._available, fixed, lambda rows: self._measure(state, rows), wanted, floor, CHUNK_UNIT
         )
         if not found.rows:
             raise self._refusal(state, SMALL_CHUNK)
         return found.rows, found.allowance
+
+    def _limit(self) -> int:
+        """The most rows of a chunk: rules of rows are about those that are computed at once, in all streams."""
+        request, machine = self._request, self._machine
+        split = machine.expert is not None
+        limit = min(row_cap(request.n_slots, split=split, hot_experts=machine.hot_bytes > 0), pad_rows(request.n_ctx))
+        if split:
+            limit = min(limit // self._streams, self._rows_there())
+        return max(CHUNK_UNIT, limit // CHUNK_UNIT * CHUNK_UNIT)
+
+    def _choose_streams(self, state: StateOptions, fixed: int, chunk: int, budget: int) -> tuple[int, str]:
+        """Rows of a chunk and why there are as many streams: a second one must fit beside what kept prompts get without it."""
+        request = self._request
+        against = against_streams(self._machine, request.n_slots, request.n_ctx, request.chunk)
+        if against is not None:
+            return chunk, against
+        self._streams = AUTOMATIC_STREAMS
+        rows = self._rows_beside(state, fixed + budget // self._share)
+        if rows and self._host_room(state, rows) >= budget:
+            return rows, f"two GPUs, and room for two chunks of {rows:,} rows"
+        self._streams = 1
+        return chunk, f"no room for two chunks of {request.chunk or SMALLEST_ROWS:,} rows beside kept prompts"
+
+    def _rows_beside(self, state: StateOptions, taken: int) -> int:
+        """Rows of the chunks of several streams beside so many bytes on the target; 0 where they would not be worth it."""
+        rows = self._request.chunk
+        if rows:
+            fits = taken + self._measure(state, rows) <= self._budget and rows <= self._rows_there()
+            return rows if fits else 0
+        rows = fit_rows(self._limit(), self._available, taken, lambda n: self._measure(state, n), CHUNK_UNIT)
+        return rows if rows >= SMALLEST_ROWS else 0
 
     def _wanted(self, state: StateOptions) -> int:
         """Bytes for kept prompts that are asked for, host and device together."""
@@ -255,16 +289,26 @@ class _Planner:
     def _prefix_cache(self, state: StateOptions, room: int, chunk: int) -> int:
         """What kept prompts get: what is left where nothing was asked for, what was asked for, or PlanError."""
         given = self._request.prefix_cache_bytes
-        if not self._machine.shares_host_memory:
-            there = self._there + self._split_graphs(min(chunk, pad_rows(state.n_ctx)))
-            taken = there if self._machine.expert_shares_host_memory else 0
-            taken += self._host_tables(state.n_ctx, state.n_slots)
-            room = min(room, 2 * max(0, budget_of(self._machine.host_free_bytes) - taken))
+        room = min(room, self._host_room(state, chunk))
         if given is not None and given > room:
             raise PlanError(
                 f"prefix_cache_mib: {given >> 20} MiB do not fit beside weights, state and graphs; at most {room >> 20} would"
             )
         return room if given is None else given
+
+    @property
+    def _share(self) -> int:
+        """Kept prompts lie half on the host where the target's memory is its own."""
+        return 1 if self._machine.shares_host_memory else 2
+
+    def _host_room(self, state: StateOptions, chunk: int) -> int:
+        """What the host's memory allows kept prompts; no limit where it is the target's, whose memory has been asked."""
+        if self._machine.shares_host_memory:
+            return LARGEST_BYTES
+        there = self._there + self._split_graphs(min(chunk, pad_rows(state.n_ctx)))
+        taken = there if self._machine.expert_shares_host_memory else 0
+        taken += self._host_tables(state.n_ctx, state.n_slots)
+        return 2 * max(0, budget_of(self._machine.host_free_bytes) - taken)
 
     def _refusal(self, state: StateOptions, chunk: int) -> PlanError:
         largest = self.largest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from pyluce.memory.link import PlannedLink, link_json, link_text
 from pyluce.memory.machine import Machine, MemoryKind
 from pyluce.memory.parts import Place
 from pyluce.memory.planner import Largest, MemoryPlan
@@ -24,6 +25,9 @@ def plan_lines(plan: MemoryPlan, largest: Largest, automatic_chunk: int) -> Iter
     yield f"context   {request.n_ctx:,} tokens in {slots}, keys and values {request.kv_type}"
     chosen = "" if plan.chunk_tokens == automatic_chunk else f" (auto: {automatic_chunk:,})"
     yield f"chunk     {plan.chunk_tokens:,} tokens{chosen}"
+    if plan.machine.expert is not None:
+        why = "" if plan.streams_why is None else f" (auto: {plan.streams_why})"
+        yield f"streams   {streams_text(plan.streams)}{why}"
     yield f"kept      {plan.prefix_cache_bytes >> 20:,} MiB for prompts that begin alike"
     yield ""
     shared = plan.machine.shares_host_memory
@@ -63,6 +67,21 @@ def _expert_lines(machine: Machine) -> Iterator[str]:
     kind = "" if expert.kind is MemoryKind.CPU else f", {expert.kind.value} memory"
     yield f"experts   {named}{kind}: {_size(free).strip()} available, {_size(budget_of(free)).strip()} used at most"
     yield f"hot       {machine.hot or 'none'}"
+    if machine.link is not None:
+        yield from _link_lines(machine.link)
+
+
+def streams_text(streams: int) -> str:
+    """How many chunks of a prompt run at the same time."""
+    return "1 chunk of a prompt at a time" if streams == 1 else f"{streams} chunks of a prompt at once"
+
+
+def _link_lines(link: PlannedLink) -> Iterator[str]:
+    """The link, and what a decoded row is on it."""
+    yield f"link      {link_text(link)}"
+    if link.n_layer:
+        out, back = link.row_out_bytes / 1e3, link.row_back_bytes / 1e3
+        yield f"          a decoded row sends {out:,.1f} kB and gets {back:,.1f} kB where no expert is hot: {link.row_s * 1e3:,.2f} ms"
 
 
 def plan_json(plan: MemoryPlan, largest: Largest, automatic_chunk: int) -> dict[str, Any]:
@@ -75,6 +94,7 @@ def plan_json(plan: MemoryPlan, largest: Largest, automatic_chunk: int) -> dict[
         "expert_memory": None if expert is None else expert.kind.value,
         "expert_available_bytes": plan.machine.expert_available_bytes,
         "hot_experts": plan.machine.hot,
+        "link": link_json(plan.machine.link),
         "available_bytes": plan.machine.available_bytes,
         "budget_bytes": plan.budget_bytes,
         "n_ctx": plan.request.n_ctx,
@@ -82,6 +102,8 @@ def plan_json(plan: MemoryPlan, largest: Largest, automatic_chunk: int) -> dict[
         "kv_type": plan.request.kv_type,
         "chunk": plan.chunk_tokens,
         "automatic_chunk": automatic_chunk,
+        "prompt_streams": plan.streams,
+        "prompt_streams_why": plan.streams_why,
         "prefix_cache_bytes": plan.prefix_cache_bytes,
         "parts": [{"place": p.place.value, "what": p.what, "bytes": p.n_bytes, "mapped": p.mapped} for p in plan.parts],
         "largest": {"n_ctx": largest.n_ctx, "slots": largest.n_slots, "chunk": largest.chunk},

@@ -98,7 +98,10 @@ def test_the_large_model_on_a_profile(plan) -> None:
     assert code == 0
     split = json.loads(out)
     assert (split["n_ctx"], split["expert_device"]) == (131072, "hip:1")
-    assert split["chunk"] <= 8192
+    assert (split["chunk"], split["prompt_streams"], split["prompt_streams_why"]) == (4096, 2, None)
+    assert (split["link"]["measured"], split["link"]["assumed"]) == (False, "PCIe 4.0 x4")
+    assert split["link"]["why_not_measured"] == "hip:0 and hip:1 as the profile says, not as found here"
+    assert found["link"] is None and found["prompt_streams"] == 1
     code, out, _ = plan("--like", "ud-q4_k_xl", "--profile", "qwen-next-strix", "--chunk", "512")
     assert code == 0 and "chunk     512 tokens (auto: " in out
     assert "note: the type of each tensor is not published" in out

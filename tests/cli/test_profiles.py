@@ -89,7 +89,10 @@ def test_the_plan_of_the_split_on_any_machine(luce) -> None:
         "device    hip:0 (gfx1201), discrete memory: 32.00 GiB available",
         "experts   hip:1 (gfx1151), unified memory: 96.00 GiB available",
         "hot       2,742 of 24,576 experts, learned while serving",
+        "link      not measured: hip:0 and hip:1 as the profile says, not as found here; assumed 6.70 GB/s, 15.0 us a transfer (PCIe 4.0 x4: ",
+        "          a decoded row sends 493.4 kB and gets 4,915.2 kB where no expert is hot: 2.25 ms",
         "context   131,072 tokens in 1 slot",
+        "streams   2 chunks of a prompt at once",
         "note: hip:0 is not in this machine; planned with what the profile says of it",
         "note: hip:1 is not in this machine; planned with what the profile says of it",
     ):
@@ -102,13 +105,14 @@ def test_the_plan_of_the_split_on_any_machine(luce) -> None:
     assert {"routed experts", "graphs, by formula", "in all"} <= set(parts["there"])
     rows = {row[0]: row[1:] for row in (line.split() for line in lines[2 : lines.index("", 2)])}
     assert rows["expert_device"] == ["hip:1", "profile,", "line", "7"] and rows["expert_budget_mib"][0] == "8192"
-    assert rows["spec"] == ["mtp", "default"]
+    assert rows["spec"] == ["mtp", "default"] and rows["prompt_streams"][0] == "2"
 
 
 def test_taking_back_what_a_profile_says(luce, monkeypatch: pytest.MonkeyPatch) -> None:
     profile = ("--profile", "qwen-next-r9700-strix", "--device", "hip:1")
     found = dry(luce, *profile, "--expert-device", "none", "--max-ctx", "32768")
     assert found["expert_device"] == (None, "command line") and found["expert_placement"][0] is None
+    assert found["prompt_streams"][0] == 1, "of one device"
     monkeypatch.setenv("LUCE_EXPERT_BUDGET_MB", "1024")
     assert dry(luce)["expert_budget_mib"][0] is None, "a variable that is there for other runs"
     assert dry(luce, "--profile", "qwen-next-r9700-strix")["expert_budget_mib"] == (
