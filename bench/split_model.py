@@ -1,10 +1,11 @@
 """A model (no measurement) of decode and prefill on an R9700 with a Strix Halo, beside the published figures, and of what ours would do there.
 
-    python -m bench.split_model                    # residuals, links, budgets, streams
-    python -m bench.split_model --routes FILE.csv  # the share that hot experts hold from a table, instead of an assumption
+    python -m bench.split_model                    # residuals, links, budgets, streams, curves of coverage
+    python -m bench.split_model --routes FILE.csv  # the share that hot experts hold from a table of the model, instead of an assumption
+    python -m bench.split_model --shares FILE.csv  # from a table of another model, by share of its experts
     python -m bench.split_model --json OUT --plot OUT.svg
 
-docs/split.md says what is assumed. Needs neither a GPU nor pyluce's libraries.
+docs/split.md says what is assumed. Needs no GPU, and none of the built libraries.
 """
 
 from __future__ import annotations
@@ -17,23 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from bench import split_ours
 from bench import split_parameters as p
+from bench.split_coverage import BUDGET, CURVES, Coverage, assumed, by_share, from_table
 from bench.split_parameters import LINKS, MS, R9700, STRIX, US, Link
 from bench.split_pipeline import busy
-from bench.split_times import (
-    BUDGET,
-    Coverage,
-    Decode,
-    OurDecode,
-    assumed,
-    best,
-    from_table,
-    our_chunk,
-    reference_chunk,
-    tokens,
-)
+from bench.split_times import Decode, OurDecode, best, our_chunk, reference_chunk, tokens
 
 LIMIT: Final = 0.15
+CARD_MIB: Final = 12800
+"""What the R9700 has left for hot experts when no prompts are kept, by the plan of the profile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +48,6 @@ def residuals(link: Link, coverage: float) -> list[Residual]:
     """Every figure of the two columns."""
     decode, chunk = Decode(), reference_chunk()
     a, prose = p.DRAFT_ACCEPTANCE, decode.prose_acceptance
-    further = p.SLOWER_AT_16K * STRIX.bandwidth / R9700.bandwidth
     alone = best(lambda w: tokens(a, w) / decode.alone(w))[0]
     both = best(lambda w: tokens(a, w) / decode.split(w, coverage, link))[0]
     cold = best(lambda w: tokens(a, w) / decode.split(w, 0.0, link))[0]
@@ -63,8 +56,8 @@ def residuals(link: Link, coverage: float) -> list[Residual]:
         "decode, short, no expert hot": (None, cold),
         "decode, code": (alone, both),
         "decode after 16K": (
-            best(lambda w: tokens(prose, w) / (decode.alone(w) + p.SLOWER_AT_16K))[0],
-            best(lambda w: tokens(prose, w) / (decode.split(w, coverage, link) + further))[0],
+            best(lambda w: tokens(prose, w) / (decode.alone(w) + decode.at_16k(STRIX, w)))[0],
+            best(lambda w: tokens(prose, w) / (decode.split(w, coverage, link) + decode.at_16k(R9700, w)))[0],
         ),
         "prefill 16K": (chunk.alone(), chunk.split(2 * p.CHUNK, 2, link)),
     }
@@ -103,6 +96,10 @@ def describe(link: Link, coverage: Coverage) -> dict[str, Any]:
             "milliseconds of dense products a further row, Strix Halo": decode.row_seconds / MS,
             "acceptance of drafts of prose": decode.prose_acceptance,
         },
+        "steps on the H200, ms: model, measured": {
+            rows: (OurDecode(decode).measured_step(rows) / MS, seconds / MS)
+            for rows, seconds in split_ours.STEPS.items()
+        },
         "residuals": [
             {"what": r.what, "column": r.column, "published": r.published, "model": r.model, "error": r.share}
             for r in found
@@ -110,6 +107,7 @@ def describe(link: Link, coverage: Coverage) -> dict[str, Any]:
         "ours": ours(link, share),
         "ours by link": {other.name: ours(other, share) for other in LINKS.values()},
         "decode by budget, MiB": budgets(link, coverage, range(0, 14 * 1024, 2048)),
+        "decode by curve": {name: by_curve(link, curve()) for name, curve in CURVES.items()},
         "prefill by streams": {rows: streams(link, rows) for rows in (4096, 8192, 16384)},
         "busy with 2 streams": {where: busy(spans, where) for where in ("target", "send", "experts", "back")},
     }
@@ -124,6 +122,17 @@ def budgets(link: Link, coverage: Coverage, sizes: Iterable[int]) -> dict[int, f
     }
 
 
+def by_curve(link: Link, coverage: Coverage) -> dict[str, Any]:
+    """Our decode by GiB of hot experts, what `BUDGET` holds, and the best budget that the card has room for, in MiB."""
+    found = budgets(link, coverage, (0, 4096, BUDGET, CARD_MIB))
+    every = budgets(link, coverage, range(0, CARD_MIB + 1, 512))
+    return {
+        "coverage": coverage(BUDGET),
+        "tokens a second": found,
+        "best budget": max(every, key=lambda mib: every[mib]),
+    }
+
+
 def streams(link: Link, rows: int) -> dict[int, float]:
     """Our prefill of a chunk by the number of streams."""
     return {n: our_chunk(all_picks=False).split(rows, n, link) for n in (1, 2, 3, 4)}
@@ -134,6 +143,8 @@ def print_text(found: dict[str, Any]) -> None:
     print(f"A model, no measurement. {found['link']}; hot experts hold {found['coverage']:.0%} of the picks.\n")
     for name, value in found["unknowns"].items():
         print(f"{name}: {value:.2f}")
+    for rows, (model, measured) in found["steps on the H200, ms: model, measured"].items():
+        print(f"a step of {rows} on the H200: {model:.2f} ms by the model, {measured:.2f} measured")
     print("\n| | column | published | model | error |\n|---|---|---|---|---|")
     for r in found["residuals"]:
         mark = "" if abs(r["error"]) <= LIMIT else " (outside 15 %)"
@@ -145,6 +156,11 @@ def print_text(found: dict[str, Any]) -> None:
         print(f"| {what} | {' | '.join(f'{by_link[name][what]:,.0f}' for name in names)} |")
     by_budget = found["decode by budget, MiB"]
     print("\ndecode by budget, MiB: " + ", ".join(f"{mib}: {value:.1f}" for mib, value in by_budget.items()))
+    print("\n| coverage | of picks in 8 GiB | 0 | 4 | 8 | 12.5 GiB | best, GiB |\n|---|---|---|---|---|---|---|")
+    for name, curve in found["decode by curve"].items():
+        values = " | ".join(f"{value:.1f}" for value in curve["tokens a second"].values())
+        print(f"| {name} | {curve['coverage']:.0%} | {values} | {curve['best budget'] / 1024:g} |")
+    print()
     for rows, by_count in found["prefill by streams"].items():
         print(f"prefill, chunk of {rows}, by streams: " + ", ".join(f"{n}: {v:,.0f}" for n, v in by_count.items()))
     print(
@@ -178,16 +194,24 @@ def plot(path: Path, link: Link, coverage: Coverage) -> None:
     pyplot.close(figure)
 
 
+def _coverage(given: argparse.Namespace) -> Coverage:
+    if given.routes is not None:
+        return from_table(given.routes)
+    return by_share(given.shares) if given.shares is not None else assumed()
+
+
 def main(arguments: list[str]) -> int:
     """Print, and write what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--routes", type=Path, help="a routing table of the real model")
+    tables = parser.add_mutually_exclusive_group()
+    tables.add_argument("--routes", type=Path, help="a routing table of the real model")
+    tables.add_argument("--shares", type=Path, help="a routing table of another model, by share of its experts")
     parser.add_argument("--link", choices=sorted(LINKS), default="x4")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     given = parser.parse_args(arguments)
     try:
-        coverage = from_table(given.routes) if given.routes is not None else assumed()
+        coverage = _coverage(given)
     except ValueError as error:
         parser.error(str(error))
     found = describe(LINKS[given.link], coverage)

@@ -1,4 +1,5 @@
-"""What the model of two devices is fed with: sizes of Qwen3.8-Flash-Next, devices, published and measured times. Every number has its source.
+"""What the model of two devices is fed with: sizes of Qwen3.8-Flash-Next, devices, published times. Every number has its source. What was
+measured of ours is in `bench.split_ours`.
 
 "Reference" is the reference system's documents about a Strix Halo alone and an R9700 with it. Its table of both (`PUBLISHED`) is what is
 predicted; nothing is taken from that table.
@@ -8,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
+
+from pyluce.memory.link import TRANSFER_S, pcie4_bytes_s
 
 GB: Final = 1e9
 MS: Final = 1e-3
@@ -71,11 +74,11 @@ class Link:
 
     name: str
     bandwidth: float
-    latency: float = 15 * US  # assumed: an event on one device, a copy, a wait on the other
+    latency: float = TRANSFER_S
 
 
 # 16 GT/s a lane, 128b/130b, and 85 % of that as payload (assumed; a Strix Halo has at most x4 of generation 4 to a card)
-LINKS: Final = {f"x{n}": Link(f"PCIe 4.0 x{n}", n * 16e9 / 8 * 128 / 130 * 0.85) for n in (4, 8, 16)}
+LINKS: Final = {f"x{n}": Link(f"PCIe 4.0 x{n}", pcie4_bytes_s(n)) for n in (4, 8, 16)}
 
 # Reference, Strix Halo alone
 PLAIN_DECODE: Final = 24.75  # tokens a second, one slot, no drafts: 24.7 to 24.9
@@ -85,7 +88,13 @@ KERNELS_OF_DRAFT: Final = 90  # as a layer and a half
 DRAFT_GAIN: Final = 40.4 / 22.3  # code, drafts on against off
 DRAFT_ACCEPTANCE: Final = 0.84  # of the drafts, in that measurement
 PROSE_GAIN: Final = 26.8 / 20.1  # prose after 16K
-SLOWER_AT_16K: Final = 1 / 22.4 - 1 / 24.1  # seconds a step, without drafts
+SLOWER_AT_16K: Final = (
+    1 / 22.4 - 1 / 24.1
+)  # seconds a step of one row without drafts, of another series of measurements
+KEYS_AT_16K: Final = (
+    12 * 16384 // 4 * 128 * 4
+)  # bytes of block keys that a row's indexer reads: 12 layers, a block of 4 tokens, F32
+DRAFT_KV_AT_16K: Final = 16384 * 2048  # bytes that a draft's attention reads, which is dense
 PLAIN_PREFILL: Final = 1220.0  # tokens a second at 16K: 1,200 to 1,240
 DENSE_OF_CHUNK: Final = 0.841  # seconds of the dense products in a chunk of 4,096 rows
 CHUNK: Final = 4096
@@ -102,23 +111,3 @@ PUBLISHED: Final = {
     "decode after 16K": (26.0, 44.5),
     "prefill 16K": (1270.0, 1820.0),
 }
-
-# Ours, measured on an H200 (docs/measurements.md, 12 layers of the real widths; 5a95d42, 9e64a77). Seconds of a layer, row step of one row.
-OUR_LAUNCHES: Final = 215 * N_LAYER / 12
-OUR_PRODUCTS: Final = {
-    # name: (seconds on the H200, bytes)
-    "input projections": (31 * US, 45e6),
-    "output projection": (15 * US, 6144 * N_EMBD * Q8),
-    "hyper-connections": (30 * US, HC_WEIGHTS * Q8),
-    "other products": (21 * US, (SHARED_WEIGHTS * Q8 + N_EMBD * N_EXPERT * 4)),
-}
-OUR_EXPERTS: Final = (34 * US, N_USED * EXPERT_BYTES)
-OUR_HEAD: Final = (330 * US, HEAD_WEIGHTS * Q8)
-# Seconds of a chunk of 8,192 rows in 12 layers
-OUR_CHUNK_ROWS: Final = 8192
-OUR_DENSE: Final = 0.061
-OUR_CHUNK_EXPERTS: Final = 0.087
-OUR_GDN: Final = 0.038
-OUR_ATTENTION: Final = 0.019
-OUR_STREAMS: Final = 0.020  # hyper-connections and sums
-OUR_OTHERS: Final = 0.275 - 0.061 - 0.087 - 0.038 - 0.019 - 0.020

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property
-from pathlib import Path
+from functools import cached_property
 from typing import Final
 
+from bench import split_ours as ours
 from bench import split_parameters as p
-from bench.split_parameters import R9700, STRIX, Device, Link
+from bench.split_ours import Product
+from bench.split_parameters import H200, R9700, STRIX, Device, Link
 from bench.split_pipeline import Span, Stage, run_pipeline, seconds_of
 
 WIDTHS: Final = range(1, 9)
-ASSUMED_COVERAGE: Final = 0.25
-BUDGET: Final = 8192
-Coverage = Callable[[float], float]
-"""From MiB of hot experts to the share of picks that they hold."""
 
 
 def tokens(acceptance: float, width: int) -> float:
@@ -63,10 +60,17 @@ class Decode:
         low, high = 0.0, 0.99
         for _ in range(60):
             acceptance = (low + high) / 2
-            speed, _ = best(lambda w, a=acceptance: tokens(a, w) / (self.alone(w) + p.SLOWER_AT_16K))  # type: ignore[misc]
-            gain = speed * (self.alone(1) + p.SLOWER_AT_16K)
+            speed, _ = best(lambda w, a=acceptance: tokens(a, w) / (self.alone(w) + self.at_16k(STRIX, w)))  # type: ignore[misc]
+            gain = speed * (self.alone(1) + self.at_16k(STRIX, 1))
             low, high = (acceptance, high) if gain < p.PROSE_GAIN else (low, acceptance)
         return low
+
+    def at_16k(self, device: Device, width: int) -> float:
+        """What a step takes longer after 16K tokens: one row as published, a further one the block keys that it scores, the keys and values
+        that it attends to and what its draft reads.
+        """
+        further = p.KEYS_AT_16K + p.KV_BYTES + p.DRAFT_KV_AT_16K
+        return p.SLOWER_AT_16K * STRIX.bandwidth / device.bandwidth + (width - 1) * further / device.bandwidth
 
     def target(self, device: Device, width: int, row: float, kernels: int) -> float:
         """Everything but routed experts, drafts included."""
@@ -95,42 +99,52 @@ class Decode:
 
 @dataclass(frozen=True)
 class OurDecode:
-    """A step of ours: each product takes the larger of its bytes on the device and its time on the H200, scaled by lanes; a launch costs what
-    the reference's do. Drafts as the reference's. `all_picks`: every pick's vector comes back, instead of a layer's sum.
+    """A step of ours: each product takes the larger of its bytes on the device and its time on the H200, scaled by lanes, which is measured for
+    several rows too; a launch costs what the reference's do. Drafts as the reference's. `all_picks`: every pick's vector comes back, instead of
+    a layer's sum.
     """
 
     reference: Decode
     all_picks: bool = True
 
-    def product(self, device: Device, measured: tuple[float, float]) -> float:
-        """Seconds of a product on a device."""
-        seconds, n_bytes = measured
-        return max(n_bytes / device.bandwidth, seconds * p.H200.lanes / device.lanes)
+    def product(self, device: Device, product: Product, width: int, picked: float = 1.0) -> float:
+        """Seconds of a product on a device; `picked`: bytes that the rows read, of those that one reads."""
+        return max(picked * product.n_bytes / device.bandwidth, product.of(width) * H200.lanes / device.lanes)
 
-    def target(self, device: Device, width: int) -> float:
+    def layer(self, device: Device, width: int, *, shared: bool) -> float:
+        """Products and launches of a layer but its routed experts; `shared`: with the shared one, which has its own where routed ones are away."""
+        products = [ours.INPUT, ours.OUTPUT, ours.MIXES, ours.ROUTER, *([ours.SHARED] if shared else [])]
+        launches = ours.LAUNCHES * self.reference.kernel_seconds
+        return sum(self.product(device, product, width) for product in products) + launches
+
+    def target(self, device: Device, width: int, *, shared: bool) -> float:
         """Everything but routed experts."""
-        products = p.N_LAYER * sum(self.product(device, m) for m in p.OUR_PRODUCTS.values())
-        products += self.product(device, p.OUR_HEAD)
         state = (p.GDN_BYTES * (1 + width) + p.KV_BYTES) / device.bandwidth
-        kernel = self.reference.kernel_seconds
-        draft = p.DRAFT_BYTES / device.bandwidth + p.KERNELS_OF_DRAFT / 2 * kernel
-        row = self.reference.row_seconds * STRIX.lanes / device.lanes
-        return products + state + p.OUR_LAUNCHES * kernel + (width - 1) * (draft + row)
+        draft = p.DRAFT_BYTES / device.bandwidth + p.KERNELS_OF_DRAFT / 2 * self.reference.kernel_seconds
+        layers = p.N_LAYER * self.layer(device, width, shared=shared)
+        return layers + self.product(device, ours.HEAD, width) + state + (width - 1) * draft
 
     def experts(self, device: Device, width: int, share: float) -> float:
-        """`share` of the experts that the rows pick."""
-        return share * distinct(width) * p.N_LAYER * self.product(device, p.OUR_EXPERTS)
+        """`share` of the experts that the rows pick; what was measured has the shared one in it."""
+        return share * p.N_LAYER * self.product(device, ours.EXPERTS, width, distinct(width))
 
     def alone(self, width: int) -> float:
         """Seconds of a step on a Strix Halo alone."""
-        return self.target(STRIX, width) + self.experts(STRIX, width, 1.0)
+        shared = p.N_LAYER * ours.SHARED.n_bytes / STRIX.bandwidth
+        return self.target(STRIX, width, shared=False) + self.experts(STRIX, width, 1.0) + shared
 
     def split(self, width: int, coverage: float, link: Link) -> float:
         """Seconds of a step of both."""
         back = width * p.N_EMBD * 4 * (p.N_USED * (1 - coverage) if self.all_picks else 1)
         wires = p.N_LAYER * (2 * link.latency + (width * p.N_EMBD * 4 + back) / link.bandwidth)
         there = self.experts(STRIX, width, 1 - coverage) + wires
-        return self.target(R9700, width) + max(there, self.experts(R9700, width, coverage))
+        return self.target(R9700, width, shared=True) + max(there, self.experts(R9700, width, coverage))
+
+    def measured_step(self, width: int) -> float:
+        """Seconds of a step of the measured layers on the H200 itself, where the experts' rows are random: 10 a row."""
+        layer = self.layer(H200, width, shared=False) + self.product(H200, ours.EXPERTS, width, width)
+        state = p.GDN_BYTES * (1 + width) * ours.MEASURED_LAYERS / p.N_LAYER / H200.bandwidth
+        return ours.MEASURED_LAYERS * layer + self.product(H200, ours.HEAD, width) + state
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,47 +192,12 @@ def reference_chunk() -> ChunkTimes:
 
 def our_chunk(*, all_picks: bool) -> ChunkTimes:
     """Ours: products at the share of the matrix units' peak that they reach on the H200, streams by their bytes, the rest by lanes."""
-    each = p.N_LAYER / 12 / p.OUR_CHUNK_ROWS
+    each = p.N_LAYER / ours.MEASURED_LAYERS / ours.CHUNK_ROWS
 
     def on(device: Device) -> float:
-        products = p.OUR_DENSE * p.H200.flops / device.flops
-        rest = (p.OUR_GDN + p.OUR_ATTENTION + p.OUR_OTHERS) * p.H200.lanes / device.lanes
-        return (products + rest) * each + max(p.STREAM_BYTES / device.bandwidth, p.OUR_STREAMS * each)
+        products = ours.CHUNK_DENSE * H200.flops / device.flops + ours.CHUNK_REST * H200.lanes / device.lanes
+        return products * each + max(p.STREAM_BYTES / device.bandwidth, ours.CHUNK_STREAMS * each)
 
-    experts = p.OUR_CHUNK_EXPERTS * each * p.H200.flops / STRIX.flops
+    experts = ours.CHUNK_EXPERTS * each * H200.flops / STRIX.flops
     back = p.N_EMBD * 4 * (p.N_USED if all_picks else 1)
     return ChunkTimes(on(R9700), on(STRIX), experts, p.N_EMBD * 4, back)
-
-
-def skewed(exponent: float) -> Coverage:
-    """Experts picked in proportion to rank^-exponent, every layer alike."""
-    weights = [float((rank + 1) ** -exponent) for rank in range(p.N_EXPERT)]
-    total = sum(weights)
-
-    def covered(mib: float) -> float:
-        hot = min(float(p.N_EXPERT), mib * 2**20 / (p.EXPERT_BYTES * p.N_LAYER))
-        whole = int(hot)
-        part = (hot - whole) * weights[whole] if whole < p.N_EXPERT else 0.0
-        return (float(sum(weights[:whole])) + part) / total
-
-    return covered
-
-
-def assumed() -> Coverage:
-    """The skew with which the default budget holds `ASSUMED_COVERAGE` of the picks."""
-    low, high = 0.0, 2.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if skewed(middle)(BUDGET) < ASSUMED_COVERAGE else (low, middle)
-    return skewed(low)
-
-
-def from_table(path: Path) -> Coverage:
-    """By the greedy rule from a routing table of the real model."""
-    from pyluce.placement.counts import RouteShape
-    from pyluce.placement.hot import choose_hot
-    from pyluce.placement.table_file import read_routes_for
-
-    counts = read_routes_for(path, RouteShape(p.N_LAYER, p.N_EXPERT, p.N_USED))
-    sizes = [round(p.EXPERT_BYTES)] * p.N_LAYER
-    return cache(lambda mib: choose_hot(counts, sizes, int(mib * 2**20)).coverage(counts))

@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from bench import split_ours
 from bench import split_parameters as p
+from bench.split_coverage import BUDGET, CURVES, LUCE_TINY, assumed, by_share, from_table, skewed
 from bench.split_model import budgets, main, residuals, streams
 from bench.split_parameters import LINKS, R9700, STRIX
 from bench.split_pipeline import Stage, busy, run_pipeline, seconds_of
-from bench.split_times import ChunkTimes, Decode, assumed, best, from_table, reference_chunk, skewed, tokens
+from bench.split_times import ChunkTimes, Decode, OurDecode, best, reference_chunk, tokens
+from pyluce.placement.hot import choose_hot
+from pyluce.placement.table_file import RoutesError, read_routes
 
 LINK = LINKS["x4"]
 
@@ -74,6 +78,27 @@ def test_what_the_unknowns_are_taken_from_comes_back() -> None:
     assert reference_chunk().alone() == pytest.approx(p.PLAIN_PREFILL)
 
 
+def test_no_term_of_16k_moves_what_a_strix_halo_alone_does_there() -> None:
+    """Drafts' gain is published for it, so the row is that gain on the model's plain figure: docs/split.md says why it is off."""
+    found = {(r.what, r.column): r for r in residuals(LINK, 0.25)}["decode after 16K", "alone"]
+    plain = 1 / (1 / p.PLAIN_DECODE + p.SLOWER_AT_16K)
+    assert found.model == pytest.approx(p.PROSE_GAIN * plain, rel=1e-3) and found.share > 0.15
+    decode = Decode()
+    bytes_of_one = (p.KEYS_AT_16K + p.KV_BYTES) / STRIX.bandwidth
+    assert decode.at_16k(STRIX, 1) == p.SLOWER_AT_16K > 5 * bytes_of_one
+    assert decode.at_16k(STRIX, 4) > decode.at_16k(STRIX, 1) > decode.at_16k(R9700, 1)
+
+
+def test_our_steps_on_the_measured_device_come_back() -> None:
+    """The model of ours, on the H200 itself, within 15 % of whole steps, which are none of its inputs."""
+    decode = OurDecode(Decode())
+    for rows, seconds in split_ours.STEPS.items():
+        assert decode.measured_step(rows) == pytest.approx(seconds, rel=0.15), rows
+    one, four, eight = (split_ours.OUTPUT.of(rows) for rows in (1, 4, 8))
+    assert (one, four, eight) == pytest.approx(split_ours.OUTPUT.seconds)
+    assert split_ours.OUTPUT.of(6) == pytest.approx((four + eight) / 2)
+
+
 def test_the_sizes_are_those_of_the_published_facts() -> None:
     from pyluce.memory.facts import load_published
 
@@ -94,6 +119,25 @@ def test_more_hot_experts_never_slow_it_down_and_a_wider_link_neither() -> None:
     assert wide[0] >= found[0] and wide[8192] >= found[8192]
     assert assumed()(8192) == pytest.approx(0.25, rel=1e-3) and skewed(0.0)(8192) == pytest.approx(0.1116, rel=1e-2)
     assert assumed()(1e9) == pytest.approx(1.0)
+
+
+def test_a_table_of_another_model_by_share_of_its_experts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the rule itself, with experts of one size: an eighth of luce-tiny's 128 experts are 16."""
+    _, counts = read_routes(LUCE_TINY)
+    whole = p.EXPERT_BYTES * p.N_LAYER * p.N_EXPERT / 2**20
+    curve = by_share(LUCE_TINY)
+    for n_hot in (0, 16, 40, 128):
+        expected = choose_hot(counts, [1] * 8, n_hot).coverage(counts)
+        assert curve(whole * n_hot / 128) == pytest.approx(expected, abs=1e-9)
+    found = {name: make()(BUDGET) for name, make in CURVES.items()}
+    assert list(found.values()) == sorted(found.values()) and found["even"] == pytest.approx(0.1116, rel=1e-2)
+    assert main(["--shares", str(LUCE_TINY)]) == 0
+    assert f"hot experts hold {curve(BUDGET):.0%} of the picks" in capsys.readouterr().out
+    (tmp_path / "nothing.csv").write_text("0,0\n0,0\n")
+    with pytest.raises(RoutesError, match="found zeros only"):
+        by_share(tmp_path / "nothing.csv")
+    with pytest.raises(SystemExit):
+        main(["--shares", str(LUCE_TINY), "--routes", str(LUCE_TINY)])
 
 
 def test_two_streams_are_worth_it_and_more_add_little() -> None:
