@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from pyluce.graph.arrays import aligned
-from pyluce.graph.copies import Copies
-from pyluce.graph.staging import HostMemory
+from pyluce.graph.copies import Bytes, Copies, Reused, plain_array
 from pyluce.graph.trunk import StepGraph
+from pyluce.native import ggml_backend as api
 from pyluce.native.backend import Backend
 from pyluce.native.errors import NativeError
+from pyluce.native.host_array import host_array
 from pyluce.native.tensors import tensor_bytes, tensor_raw, tensor_shape
 
 Logits: TypeAlias = npt.NDArray[np.float32]
@@ -22,91 +24,96 @@ Row: TypeAlias = Logits | int
 Part: TypeAlias = tuple[int, int, int]
 """(tensor, first byte, bytes)"""
 
-PINNED_BYTES: Final = 64 << 20
-"""What a step leaves to read, if it is not more, arrives in page-locked memory, which is allocated when first needed."""
+ARRIVING_BYTES: Final = 64 << 20
+"""What a row graph leaves to read, if it is not more, arrives behind the step, in page-locked memory that the caller may keep."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Parts of a step's results that are on their way; `places` where they arrive, None: they are read when the device is idle."""
+    """Parts of a step's results; `arriving` where they are on their way to, None: they are read when the device is idle."""
 
     graph: StepGraph
     wants_logits: Sequence[bool]
     parts: list[Part]
-    places: list[int] | None
+    arriving: list[Bytes] | None
 
 
 class ResultReader:
-    """Reads the results of the step that was started last. On a host backend they are read where they lie."""
+    """Reads the results of the step that was started last. What it returns is the caller's, for as long as it is held.
+
+    A device writes logits of rows straight into what is returned: a few arrays of page-locked memory, each used again when nobody
+    holds a row of it. When callers keep too many, or a step leaves too much, results are copied into memory of their own. On a host
+    backend they lie in the graph's memory, and are copied.
+    """
 
     def __init__(self, backend: Backend, on_host: bool) -> None:
         self._backend = backend
         self._on_host = on_host
-        self._memory = HostMemory(backend)
+        self._arrays = Reused(_arrays_of(backend))
         self._copies = Copies()
 
     @property
     def host_bytes(self) -> int:
         """Bytes of memory that results arrive in."""
-        return self._memory.array.nbytes
+        return self._arrays.n_bytes
 
     def logits(self, graph: StepGraph, first: int, count: int) -> Logits:
-        """Rows of logits [count, n_vocab], when everything that was started is done."""
-        asked = self._ask(graph, [True] * count, [_rows(graph, first, count)])
-        logits: Logits = self._copies.of(self._arrived(asked)[0]).view(np.float32).reshape(count, -1)
+        """Rows of logits [count, n_vocab], when everything that was started is done, in memory of their own: prompts are kept for long."""
+        self._backend.wait()
+        part = _rows(graph, first, count)
+        raw = self._own_memory(graph, part).copy() if self._on_host else tensor_bytes(*part)
+        logits: Logits = raw.view(np.float32).reshape(count, -1)
         return logits
 
     def ask(self, graph: StepGraph, wants_logits: Sequence[bool]) -> Asked:
         """To be called once a row graph was started: of each row its logits, or its best token where they are not wanted."""
         n = len(wants_logits)
         if all(wants_logits):
-            return self._ask(graph, wants_logits, [_rows(graph, 0, n)])
-        assert graph.best is not None
-        wanted = [_rows(graph, i, 1) for i in range(n) if wants_logits[i]]
-        return self._ask(graph, wants_logits, [(graph.best, 0, 4 * n), *wanted])
+            parts = [_rows(graph, 0, n)]
+        else:
+            assert graph.best is not None
+            parts = [(graph.best, 0, 4 * n), *(_rows(graph, i, 1) for i in range(n) if wants_logits[i])]
+        arriving = None if self._on_host else self._places([size for _, _, size in parts])
+        if arriving is not None:
+            for (tensor, first, size), place in zip(parts, arriving, strict=True):
+                self._backend.fetch(tensor, place.ctypes.data, first, size)
+        return Asked(graph, wants_logits, parts, arriving)
 
-    def rows(self, asked: Asked) -> list[Row]:
-        """What was asked for, when the step has ended; -1 for a row from which no token can be chosen."""
+    def rows(self, asked: Asked) -> Logits | list[Row]:
+        """What was asked for, when the step has ended: [n, n_vocab] where all rows want their logits.
+
+        Else a list, with -1 for a row from which no token can be chosen.
+        """
+        self._backend.wait()
         found = self._arrived(asked)
         wants = asked.wants_logits
         if all(wants):
-            return list(self._copies.of(found[0]).view(np.float32).reshape(len(wants), -1))
+            logits: Logits = found[0].view(np.float32).reshape(len(wants), -1)
+            return logits
         rows: list[Row] = found[0].view(np.int32).tolist()
         for i, raw in zip([i for i, wanted in enumerate(wants) if wanted], found[1:], strict=True):
-            rows[i] = self._copies.of(raw).view(np.float32)
+            rows[i] = raw.view(np.float32)
         return rows
 
-    def row_later(self, graph: StepGraph, i: int) -> Logits:
-        """Logits [n_vocab] of a row of the step that has ended."""
-        part = _rows(graph, i, 1)
-        raw = self._own_memory(graph, part).copy() if self._on_host else tensor_bytes(*part)
-        logits: Logits = raw.view(np.float32)
-        return logits
-
-    def _ask(self, graph: StepGraph, wants_logits: Sequence[bool], parts: list[Part]) -> Asked:
-        if self._on_host or sum(size for _, _, size in parts) > PINNED_BYTES:
-            return Asked(graph, wants_logits, parts, None)
-        places, end = [], 0
-        for _, _, size in parts:
-            places.append(end)
+    def _places(self, sizes: list[int]) -> list[Bytes] | None:
+        """Page-locked memory for parts of these sizes; None when there is none."""
+        starts, end = [], 0
+        for size in sizes:
+            starts.append(end)
             end += aligned(size)
-        if end > self._memory.array.nbytes:
-            self._memory.grow(end)
-        for (tensor, first, size), place in zip(parts, places, strict=True):
-            self._backend.fetch(tensor, self._memory.address + place, first, size)
-        return Asked(graph, wants_logits, parts, places)
+        whole = self._arrays.take(end) if end <= ARRIVING_BYTES else None
+        return None if whole is None else [whole[at : at + size] for at, size in zip(starts, sizes, strict=True)]
 
-    def _arrived(self, asked: Asked) -> list[npt.NDArray[np.uint8]]:
-        """Bytes of results, good until the next call or the next step."""
-        self._backend.wait()
-        if asked.places is None:
-            if self._on_host:
-                return [self._own_memory(asked.graph, part) for part in asked.parts]
-            return [tensor_bytes(*part) for part in asked.parts]
-        return [self._memory.array[at : at + size] for at, (_, _, size) in zip(asked.places, asked.parts, strict=True)]
+    def _arrived(self, asked: Asked) -> list[Bytes]:
+        """Bytes of each part, the device being idle."""
+        if asked.arriving is not None:
+            return asked.arriving
+        if self._on_host:
+            return [self._copies.of(self._own_memory(asked.graph, part)) for part in asked.parts]
+        return [tensor_bytes(*part) for part in asked.parts]
 
     @staticmethod
-    def _own_memory(graph: StepGraph, part: Part) -> npt.NDArray[np.uint8]:
+    def _own_memory(graph: StepGraph, part: Part) -> Bytes:
         tensor, first, size = part
         memory = graph.memory.get(tensor)
         if memory is None:
@@ -114,8 +121,15 @@ class ResultReader:
         return memory[first : first + size]
 
     def close(self) -> None:
-        """Free the memory. Idempotent."""
-        self._memory.close()
+        """Free the memory that nobody holds, and the rest when nobody does any more. Idempotent."""
+        self._backend.wait()  # a step that failed may still write there
+        self._arrays.clear()
+
+
+def _arrays_of(backend: Backend) -> Callable[[int], Bytes]:
+    """Makes arrays that the device writes by itself, where there are such."""
+    host_type = api.ggml_backend_dev_host_buffer_type(backend.device)
+    return partial(host_array, host_type) if host_type else plain_array
 
 
 def _rows(graph: StepGraph, first: int, count: int) -> Part:

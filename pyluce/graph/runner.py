@@ -223,15 +223,33 @@ class TrunkRunner:
 
         Rows of one sequence are consecutive tokens, in order; sequences may be mixed at will.
         """
-        found = [row for row in self.decode_rows(rows, [True] * len(rows)) if not isinstance(row, int)]
-        return found[0][np.newaxis] if len(found) == 1 else np.stack(found)
+        logits, order = self._step_rows(rows, [True] * len(rows))
+        assert isinstance(logits, np.ndarray)
+        if order == list(range(len(order))):
+            return logits
+        out = np.empty_like(logits)
+        out[order] = logits
+        return out
 
     def decode_rows(self, rows: Sequence[tuple[SequenceState, int]], wants_logits: Sequence[bool]) -> list[Row]:
         """As `decode`, but only the rows that want them have their logits, float32 [n_vocab].
 
         Of the others four bytes are read: the token with the largest logit, the lowest id of equal ones. A row from which no token
         can be chosen (a NaN) has its logits whether they are wanted or not. Raises ValueError for lists of different lengths.
+
+        A GPU writes logits straight into memory that is used again when nobody holds them; while those of several steps are held,
+        later ones are copied, which takes longer.
         """
+        found, order = self._step_rows(rows, wants_logits)
+        out = list(found)
+        for place, row in zip(order, found, strict=True):
+            out[place] = row
+        return out
+
+    def _step_rows(
+        self, rows: Sequence[tuple[SequenceState, int]], wants_logits: Sequence[bool]
+    ) -> tuple[Logits | list[Row], list[int]]:
+        """A step of rows: what they are found to be, see `ResultReader.rows`, in another order, and where each of them stood."""
         if len(wants_logits) != len(rows):
             raise ValueError(f"wants_logits: expected one for each of {len(rows)} rows, found {len(wants_logits)}")
         self._guard.check()
@@ -247,23 +265,19 @@ class TrunkRunner:
         self._end([(graph, len(rows))])
         for state, taken in groups:
             state.commit(taken, by_chunk=False)
-        if len(groups) == len(rows):
-            return found
-        out = found.copy()
-        for place, row in zip(order, found, strict=True):
-            out[place] = row
-        return out
+        return found, order
 
-    def _decode(self, groups: list[Group], wants_logits: list[bool]) -> tuple[StepGraph, list[Row]]:
+    def _decode(self, groups: list[Group], wants_logits: list[bool]) -> tuple[StepGraph, Logits | list[Row]]:
         """The graph, and rows in its order; the step has ended, nothing is committed."""
         self._graphs.reconnect()
         graph = self._start_rows(groups, len(wants_logits))
         asked = self._results.ask(graph, wants_logits)
         self._launched()
         found = self._results.rows(asked)
-        for i, row in enumerate(found):
-            if isinstance(row, int) and row < 0:
-                found[i] = self._results.row_later(graph, i)
+        if isinstance(found, list):
+            for i, row in enumerate(found):
+                if isinstance(row, int) and row < 0:
+                    found[i] = self._results.logits(graph, i, 1)[0]
         return graph, found
 
     def _abandon(self) -> None:

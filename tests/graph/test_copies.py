@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyluce.graph.copies import SMALLEST, Copies
+from pyluce.graph.copies import SMALLEST, Copies, Reused
 
 SIZE = 4 * SMALLEST
 
@@ -14,7 +14,7 @@ def raw(value: int, size: int = SIZE) -> np.ndarray:
 
 
 def test_what_is_held_stays() -> None:
-    copies = Copies(kept=2)
+    copies = Copies(most=2)
     held = [copies.of(raw(i)).view(np.float32).reshape(4, -1) for i in range(5)]
     rows = list(held[3])
     for i, array in enumerate(held):
@@ -26,7 +26,7 @@ def test_what_is_held_stays() -> None:
 
 
 def test_a_row_alone_keeps_its_array() -> None:
-    copies = Copies(kept=1)
+    copies = Copies(most=1)
     row = copies.of(raw(1)).view(np.float32).reshape(4, -1)[2]
     copies.of(raw(2))
     assert (row.view(np.uint8) == 1).all()
@@ -42,7 +42,38 @@ def test_memory_is_used_again() -> None:
 
 def test_control_memory_given_too_early_is_seen() -> None:
     copies = Copies()
-    copies._alone += 1  # a holder is overlooked
+    copies._reused._alone += 1  # a holder is overlooked
     held = copies.of(raw(1))
     copies.of(raw(2))
     assert (held == 2).all()
+
+
+def test_no_more_than_is_allowed() -> None:
+    reused = Reused(most=2, most_bytes=3 * SIZE)
+    held = [reused.take(SIZE), reused.take(SIZE)]
+    assert all(array is not None and array.nbytes == SIZE for array in held)
+    assert reused.take(1) is None, "two are held"
+    del held[0]
+    assert reused.take(2 * SIZE) is not None and reused.n_bytes == 3 * SIZE
+    assert reused.take(2 * SIZE + 1) is None and reused.n_bytes == SIZE, "too large beside the one that is held"
+    held.clear()
+    reused.clear()
+    assert reused.n_bytes == 0
+
+
+def test_the_smallest_that_is_large_enough() -> None:
+    made: list[int] = []
+
+    def make(n_bytes: int) -> np.ndarray:
+        made.append(n_bytes)
+        return np.empty(n_bytes, np.uint8)
+
+    reused = Reused(make)
+    large = reused.take(5 * SMALLEST)
+    reused.take(3)
+    del large
+    for _ in range(3):
+        both = reused.take(SMALLEST), reused.take(6 * SMALLEST)
+        assert all(array is not None for array in both)
+        del both
+    assert made == [8 * SMALLEST, SMALLEST]
