@@ -12,6 +12,8 @@ from pyluce.luce import Luce
 from pyluce.options import LoadOptions
 from tests.support.models import luce_tiny_path
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 @pytest.fixture
 def plan(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
@@ -102,6 +104,11 @@ def test_the_large_model_on_a_profile(plan) -> None:
     assert (split["link"]["measured"], split["link"]["assumed"]) == (False, "PCIe 4.0 x4")
     assert split["link"]["why_not_measured"] == "hip:0 and hip:1 as the profile says, not as found here"
     assert found["link"] is None and found["prompt_streams"] == 1
+    documented = (
+        (ROOT / "docs" / "memory.md").read_text(encoding="utf-8").split("## The plan as JSON")[1].split("## ")[0]
+    )
+    keys = [*split, *split["link"], *split["largest"], *split["parts"][0]]
+    assert [key for key in keys if f"`{key}`" not in documented] == []
     code, out, _ = plan("--like", "ud-q4_k_xl", "--profile", "qwen-next-strix", "--chunk", "512")
     assert code == 0 and "chunk     512 tokens (auto: " in out
     assert "note: the type of each tensor is not published" in out

@@ -124,6 +124,8 @@ def test_prompts_in_streams(path: Path, server: RpcServer, tmp_path: Path) -> No
     with Luce.load(path, max_concurrency=1, prefix_cache_mib=0, repack=False, **OPTIONS) as luce:
         cold = [run(luce, tokens, cuts) for tokens, cuts in wanted]
     with load(path, server, prompt_streams=3, prefix_cache_mib=64, cache_dir=tmp_path) as luce:
+        report = luce.memory_report()["experts"]
+        assert isinstance(report, dict) and report["prompt_streams"] == 3
         for (tokens, cuts), answer in zip(wanted, cold, strict=True):
             assert same(run(luce, tokens, cuts), answer)
         again = run(luce, (*wanted[2][0][:100], *prompt(50, seed=9)), (100,))
