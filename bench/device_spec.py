@@ -2,36 +2,53 @@
 """What drafts gain on a device: forced acceptances on a random model of the real widths, luce-tiny's own head, prefill with the head.
 
     python -m bench.device_spec --device cuda:0 --json build/bench/spec.json            # writes the model if it is not there
+    python -m bench.device_spec --device cuda:0 --sides ours,upstream --only forced     # beside upstream's own MTP
     python -m bench.device_spec --device cpu --only tiny,prefill --model LUCE-TINY.gguf
 
 Parts:
 
 * prefill: prompts of `--prompt` tokens with the head's keys and values, and on a runner without a head.
 * forced: steps as the engine makes them (draft, one row graph, tokens chosen on the device, rollback), but how many drafts are right is
-  drawn: each with the chance that is named, whatever the head said. Fixed widths and the adaptive one against a runner without a head.
+  drawn: each with the chance that is named, whatever the head said. Fixed widths and the adaptive one against a runner without a head,
+  after prompts of `--after` tokens.
 * tiny: luce-tiny's greedy text with and without its head (the same tokens, or the part fails), for prose, code-like and repetitive text:
   drafts accepted, tokens a step, speed.
 
-Speeds are medians of the repetitions, in tokens a second.
+Sides: ours, and upstream's libllama of the same build (`bench.upstream_mtp`), one after the other, upstream in a process of its own. Both
+make as many steps with the same draws. Speeds are medians of the repetitions, in tokens a second.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from bench.acceptance import PROMPTS
+from bench.drafts import (
+    AFTER,
+    CHANCES,
+    TINY_WIDTHS,
+    WARM_UP,
+    WIDTHS,
+    Accept,
+    Acceptance,
+    Forced,
+    Record,
+    forced_rates,
+    greedy_text,
+    prompt_tokens,
+)
+from bench.spec_report import report
 from pyluce.graph import RunnerOptions, TrunkRunner
 from pyluce.native import load_libraries
 from pyluce.native.devices import parse_device
@@ -46,13 +63,15 @@ from pyluce.text import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("prefill", "forced", "tiny")
-CHANCES = (0.4, 0.6, 0.8)
-WIDTHS = (2, 3, 4, 5, 8, 0)
-Record = dict[str, Any]
+SIDES = ("ours", "upstream")
+ADAPTIVE = 0
+QUIET, MOST_WARM_UP = 12, 200
+"""Before the clock starts, a fixed width makes so many steps in a row that build no graph, out of so many at most; the adaptive one, which
+learns what steps cost, makes all of those."""
 
 
 class Steps:
-    """Decodes one sequence, as the engine would; `accept` says how many drafts of a step are right, and which token comes next."""
+    """Decodes one sequence, as the engine would."""
 
     def __init__(self, runner: TrunkRunner, state: SequenceState, width: int, seed: Seed) -> None:
         self.runner = runner
@@ -62,8 +81,8 @@ class Steps:
             self.speculator = Speculator(SpecOptions(("mtp",), width), seed=seed)
         self.tokens = self.steps = 0
 
-    def step(self, token: int, accept: Callable[[list[int], list[int]], tuple[int, int]]) -> int:
-        """The token after `token`; `accept` takes the drafts and the best token of each row."""
+    def step(self, token: int, accept: Accept) -> int:
+        """Decode `token` and drafts after it; the token that follows those that `accept` finds right."""
         drafts: list[int] = []
         if self.speculator is not None:
             candidate = Candidate(1, self.state, token, (), self.state.length, MAX_DRAFTS)
@@ -82,6 +101,9 @@ class Steps:
         self.tokens += right + 1
         self.steps += 1
         return following
+
+    def wait(self) -> None:
+        """Nothing: a step ends when the device is done."""
 
 
 @contextmanager
@@ -108,127 +130,130 @@ def prefill_seconds(runner: TrunkRunner, tokens: list[int]) -> float:
         state.free()
 
 
-def forced_rate(runner: TrunkRunner, width: int, chance: float, seconds: float, seed: Seed) -> tuple[float, float]:
-    """(tokens a second, rows a step), the steps that build graphs before the clock starts not counted."""
-    rng = random.Random(7)
+def forced_row(
+    runner: TrunkRunner, start: SequenceState, width: int, chance: float, a: argparse.Namespace, seed: Seed
+) -> Record:
+    """One width at one chance, after what `start` holds."""
     vocab = runner.vocab_size
+    state = start.copy()
+    try:
+        steps, draws, token = Steps(runner, state, width, seed), Forced(chance, vocab, WARM_UP), 1
+        quiet = 0
+        while (quiet < QUIET or width == ADAPTIVE) and steps.steps < MOST_WARM_UP:
+            built = runner.graphs_built
+            token = steps.step(token, draws.accept)
+            quiet = quiet + 1 if runner.graphs_built == built else 0
+        return forced_rates(steps, vocab, chance, a.repetitions, a.steps)
+    finally:
+        state.free()
+
+
+@contextmanager
+def prefilled(runner: TrunkRunner, length: int) -> Iterator[SequenceState]:
+    """A sequence with a random prompt."""
     state = runner.new_sequence()
     try:
-        runner.prefill(state, [rng.randrange(vocab) for _ in range(512)], want="none")
-
-        def accept(drafts: list[int], best: list[int]) -> tuple[int, int]:
-            right = 0
-            while right < len(drafts) and rng.random() < chance:
-                right += 1
-            return right, rng.randrange(vocab)
-
-        steps, token = Steps(runner, state, width, seed), 1
-        quiet, begun = 0, time.perf_counter()
-        while quiet < 12 and time.perf_counter() - begun < 2 * seconds:
-            built = runner.graphs_built
-            token = steps.step(token, accept)
-            quiet = quiet + 1 if runner.graphs_built == built else 0
-        steps.tokens = steps.steps = 0
-        begun = time.perf_counter()
-        while time.perf_counter() - begun < seconds and state.length < runner.options.n_ctx - 2 * MAX_DRAFTS:
-            token = steps.step(token, accept)
-        return steps.tokens / (time.perf_counter() - begun), steps.tokens / steps.steps
+        runner.prefill(state, prompt_tokens(runner.vocab_size, length), want="none")
+        yield state
     finally:
         state.free()
 
 
 def measure_prefill(runner: TrunkRunner, prompt: int, repetitions: int) -> list[float]:
-    tokens = np.random.default_rng(3).integers(1, runner.vocab_size, prompt).tolist()
+    tokens = prompt_tokens(runner.vocab_size, prompt)
     return [prompt / prefill_seconds(runner, tokens) for _ in range(repetitions + 1)][1:]
 
 
 def real_widths(a: argparse.Namespace, record: Record, wanted: Sequence[str], seed: Seed) -> None:
     """Prefill and forced acceptances on one model; the runner without a head first."""
     values: dict[bool, list[float]] = {}
-    n_ctx = max(a.prompt, 4096) + 512
-    with opened(a.model, a.device, mtp=False, n_ctx=n_ctx, chunk=a.chunk) as runner:
-        if "prefill" in wanted:
-            values[False] = measure_prefill(runner, a.prompt, a.repetitions)
-        if "forced" in wanted:
-            record["without head"] = forced_rate(runner, 1, 0.0, a.seconds, seed)[0]
-    with opened(a.model, a.device, mtp=True, n_ctx=n_ctx, chunk=a.chunk) as runner:
-        if "prefill" in wanted:
-            values[True] = measure_prefill(runner, a.prompt, a.repetitions)
-            off, on = (statistics.median(values[head]) for head in (False, True))
-            record["prefill"] = {"without": values[False], "with": values[True], "costs": off / on - 1}
-            print(f"  prefill of {a.prompt}: {off:,.0f} without head, {on:,.0f} with: {off / on - 1:+.1%}", flush=True)
-        if "forced" in wanted:
-            forced(runner, record, a.seconds, seed)
+    room = (MOST_WARM_UP + a.repetitions * a.steps) * (MAX_DRAFTS + 1)
+    n_ctx = max(a.prompt if "prefill" in wanted else 0, max(a.after) + room if "forced" in wanted else 0) + 64
+    after: Record = {str(length): {} for length in a.after}
+    for mtp in (False, True):
+        with opened(a.model, a.device, mtp=mtp, n_ctx=n_ctx, chunk=a.chunk, n_slots=2) as runner:
+            if "prefill" in wanted:
+                values[mtp] = measure_prefill(runner, a.prompt, a.repetitions)
+            if "forced" in wanted:
+                for length in a.after:
+                    with prefilled(runner, length) as start:
+                        forced(runner, start, after[str(length)], a, seed)
+    if "prefill" in wanted:
+        off, on = (statistics.median(values[mtp]) for mtp in (False, True))
+        record["prefill"] = {"without": values[False], "with": values[True], "costs": off / on - 1}
+    if "forced" in wanted:
+        record["forced"] = after
 
 
-def forced(runner: TrunkRunner, record: Record, seconds: float, seed: Seed) -> None:
-    """Every width at every chance."""
-    base = record["without head"]
-    rows = record["forced"] = {"width 1, head filled": forced_rate(runner, 1, 0.0, seconds, seed)[0]}
-    print(f"  width 1: {base:.0f} without head, {rows['width 1, head filled']:.0f} with its keys filled", flush=True)
+def forced(runner: TrunkRunner, start: SequenceState, rows: Record, a: argparse.Namespace, seed: Seed) -> None:
+    """Every width at every chance, or on a runner without a head one row a step."""
+    base = forced_row(runner, start, 1, 0.0, a, seed)
+    if not runner.options.mtp:
+        rows["without head"] = base
+        return
+    off = rows["without head"]["rate"]
+    rows["width 1, head filled"] = base | {"gain": base["rate"] / off}
     for chance in CHANCES:
-        shown = []
-        for width in WIDTHS:
-            rate, per_step = forced_rate(runner, width, chance, seconds, seed)
-            rows[f"{chance} {width or 'adaptive'}"] = {"rate": rate, "tokens a step": per_step, "gain": rate / base}
-            shown.append(f"{width or 'adaptive'}: {rate / base:.2f} ({per_step:.2f} tokens a step)")
-        print(f"  chance {chance}: {', '.join(shown)}", flush=True)
+        for width in (*WIDTHS, ADAPTIVE):
+            row = forced_row(runner, start, width, chance, a, seed)
+            rows[f"{chance} {width or 'adaptive'}"] = row | {"gain": row["rate"] / off}
+        print(f"  ours: after {start.length}, chance {chance}", flush=True)
 
 
 def tiny(a: argparse.Namespace, record: Record, seed: Seed) -> bool:
     """luce-tiny on the device. False when a text with drafts was another one."""
+    texts: dict[tuple[str, int], list[int]] = {}
     same = True
     rows: Record = {}
-    texts: dict[tuple[str, int], list[int]] = {}
     with closing(Vocabulary(DEFAULT_MODEL)) as vocabulary:
         tokenizer = Tokenizer(vocabulary)
         prompts = {kind: [tokenizer.encode_text(text) for text in found] for kind, found in PROMPTS.items()}
-        for mtp in (False, True):
-            with opened(DEFAULT_MODEL, a.device, mtp=mtp, n_ctx=1024, chunk=512) as runner:
-                for width in (4, 0) if mtp else (1,):
-                    for kind, found in prompts.items():
-                        rates, steps, tokens = [], 0, 0
-                        for _ in range(a.repetitions):
-                            for number, prompt in enumerate(found):
-                                text, run, took = greedy(runner, prompt, width, a.tokens, seed)
-                                same = same and texts.setdefault((kind, number), text) == text
-                                rates.append(run.tokens / took)
-                                steps, tokens = steps + run.steps, tokens + run.tokens
-                        name = "without head" if not mtp else "width 4" if width else "adaptive"
-                        rows[f"{kind}, {name}"] = {"rate": statistics.median(rates), "tokens a step": tokens / steps}
-    for kind in prompts:
-        off = rows[f"{kind}, without head"]["rate"]
-        shown = [f"without head {off:.0f}"]
-        for name in ("width 4", "adaptive"):
-            row = rows[f"{kind}, {name}"]
-            shown.append(
-                f"{name} {row['rate']:.0f} ({row['rate'] / off:.2f}, {row['tokens a step']:.2f} tokens a step)"
-            )
-        print(f"  {kind}: {', '.join(shown)}", flush=True)
+    for mtp in (False, True):
+        with opened(DEFAULT_MODEL, a.device, mtp=mtp, n_ctx=1024, chunk=512) as runner:
+            for width in (*TINY_WIDTHS, ADAPTIVE) if mtp else (1,):
+                for kind, found in prompts.items():
+                    rates, counts, steps, tokens = [], Acceptance(), 0, 0
+                    for _ in range(a.repetitions):
+                        for number, prompt in enumerate(found):
+                            text, run, took = greedy(runner, prompt, width, a.tokens, counts, seed)
+                            same = same and texts.setdefault((kind, number), text) == text
+                            rates.append(run.tokens / took)
+                            steps, tokens = steps + run.steps, tokens + run.tokens
+                    name = "without head" if not mtp else f"width {width}" if width else "adaptive"
+                    row = {"rate": statistics.median(rates), "tokens a step": tokens / steps}
+                    rows[f"{kind}, {name}"] = row | {"acceptance": counts.rates()}
     record["tiny"] = rows | {"same texts": same}
     print("  every text is the one without drafts" if same else "  FAILED: a text with drafts differs", flush=True)
     return same
 
 
-def greedy(runner: TrunkRunner, prompt: list[int], width: int, n: int, seed: Seed) -> tuple[list[int], Steps, float]:
+def greedy(
+    runner: TrunkRunner, prompt: list[int], width: int, n: int, counts: Acceptance, seed: Seed
+) -> tuple[list[int], Steps, float]:
     """`n` greedy tokens after a prompt, the steps, and their seconds."""
     state = runner.new_sequence()
     try:
         last = runner.prefill(state, prompt)
         assert last is not None
-        text = [int(last.argmax())]
-
-        def accept(drafts: list[int], best: list[int]) -> tuple[int, int]:
-            right = next((i for i, draft in enumerate(drafts) if draft != best[i]), len(drafts))
-            text.extend(best[: right + 1])
-            return right, best[right]
-
-        steps, token, begun = Steps(runner, state, width, seed), text[0], time.perf_counter()
-        while len(text) < n:
-            token = steps.step(token, accept)
-        return text[:n], steps, time.perf_counter() - begun
+        steps = Steps(runner, state, width, seed)
+        text, took = greedy_text(steps, int(last.argmax()), n, counts)
+        return text, steps, took
     finally:
         state.free()
+
+
+def upstream(a: argparse.Namespace, wanted: Sequence[str]) -> Record:
+    """The same parts by upstream's libllama."""
+    with tempfile.TemporaryDirectory() as folder:
+        record = Path(folder) / "record.json"
+        command = [sys.executable, "-m", "bench.upstream_spec", ",".join(wanted), "--device", a.device]
+        command += ["--model", str(a.model), "--record", str(record), "--prompt", str(a.prompt)]
+        command += ["--after", *map(str, a.after), "--chunk", str(a.upstream_chunk), "--tokens", str(a.tokens)]
+        command += ["--repetitions", str(a.repetitions), "--steps", str(a.steps)]
+        command += ["--on-host"] if a.on_host else []
+        code = subprocess.run(command, cwd=ROOT, check=False).returncode
+        found: Record = json.loads(record.read_text()) if record.is_file() else {}
+        return found | {"ended": code == 0}
 
 
 def write_model(path: Path, layers: int) -> None:
@@ -241,8 +266,16 @@ def write_model(path: Path, layers: int) -> None:
     unfinished.replace(path)
 
 
+def lengths(text: str) -> list[int]:
+    """ "512,16384" as integers."""
+    found = [int(part) for part in text.split(",")]
+    if min(found) < 1:
+        raise argparse.ArgumentTypeError(f"expected lengths from 1 on, found {text}")
+    return found
+
+
 def main() -> int:
-    """Run the parts; 1 when a text with drafts was another one."""
+    """Run the parts; 1 when a text with drafts was another one, or upstream's process ended early."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--model", type=Path, default=Path("/dev/shm/luce-full-12-mtp.gguf"))
@@ -250,26 +283,46 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(PARTS), help="parts, with commas between")
     parser.add_argument("--prompt", type=int, default=16_384, help="tokens of a prompt that is prefilled")
     parser.add_argument("--chunk", type=int, default=8_192, help="rows of a full prefill graph")
+    parser.add_argument("--after", type=lengths, default=AFTER, help="tokens before forced steps, with commas between")
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each width at each chance")
+    parser.add_argument("--steps", type=int, default=64, help="forced steps of a repetition")
     parser.add_argument("--tokens", type=int, default=200, help="of each of luce-tiny's texts")
+    parser.add_argument("--sides", default="ours", help="ours, upstream or both")
+    parser.add_argument("--upstream-chunk", type=int, default=2_048, help="upstream's ubatch")
+    parser.add_argument("--on-host", action="store_true", help="upstream chooses tokens from logits on the host")
     parser.add_argument("--json", type=Path, default=ROOT / "build" / "bench" / "spec.json")
     a = parser.parse_args()
-    wanted = a.only.split(",")
-    if unknown := set(wanted) - set(PARTS):
-        parser.error(f"expected parts of {', '.join(PARTS)}, found {', '.join(sorted(unknown))}")
-    load_libraries(parse_device(a.device)[0])
-    seed = Seed(row=CPU_ROW, beside=CPU_BESIDE) if a.device == "cpu" else Seed()
+    wanted, sides = a.only.split(","), a.sides.split(",")
+    if unknown := [*(set(wanted) - set(PARTS)), *(set(sides) - set(SIDES))]:
+        parser.error(
+            f"expected parts of {', '.join(PARTS)} and sides of {', '.join(SIDES)}, found {', '.join(unknown)}"
+        )
+    if a.on_host and "upstream" not in sides:
+        parser.error("--on-host is upstream's: expected upstream in --sides")
+    if {"prefill", "forced"} & set(wanted):
+        write_model(a.model, a.layers)
     record: Record = {"device": a.device, "model": a.model.name, "date": time.strftime("%Y-%m-%d")}
     ok = True
-    if "tiny" in wanted:
-        ok = tiny(a, record, seed)
-    if "prefill" in wanted or "forced" in wanted:
-        write_model(a.model, a.layers)
-        real_widths(a, record, wanted, seed)
+    if "ours" in sides:
+        record["ours"] = {}
+        ok = ours(a, record["ours"], wanted)
+    if "upstream" in sides:
+        record["upstream"] = upstream(a, wanted)
+        ok = ok and record["upstream"]["ended"]
     a.json.parent.mkdir(parents=True, exist_ok=True)
     a.json.write_text(json.dumps(record, indent=1) + "\n")
+    print(report(record))
     return 0 if ok else 1
+
+
+def ours(a: argparse.Namespace, record: Record, wanted: Sequence[str]) -> bool:
+    """Our parts; False when a text with drafts was another one."""
+    load_libraries(parse_device(a.device)[0])
+    seed = Seed(row=CPU_ROW, beside=CPU_BESIDE) if a.device == "cpu" else Seed()
+    same = tiny(a, record, seed) if "tiny" in wanted else True
+    if "prefill" in wanted or "forced" in wanted:
+        real_widths(a, record, wanted, seed)
+    return same
 
 
 if __name__ == "__main__":
