@@ -303,14 +303,15 @@ def main() -> int:
         write_model(a.model, a.layers)
     record: Record = {"device": a.device, "model": a.model.name, "date": time.strftime("%Y-%m-%d")}
     ok = True
+    a.json.parent.mkdir(parents=True, exist_ok=True)
     if "ours" in sides:
         record["ours"] = {}
         ok = ours(a, record["ours"], wanted)
+        a.json.write_text(json.dumps(record, indent=1) + "\n")
     if "upstream" in sides:
         record["upstream"] = upstream(a, wanted)
         ok = ok and record["upstream"]["ended"]
-    a.json.parent.mkdir(parents=True, exist_ok=True)
-    a.json.write_text(json.dumps(record, indent=1) + "\n")
+        a.json.write_text(json.dumps(record, indent=1) + "\n")
     print(report(record))
     return 0 if ok else 1
 
