@@ -62,7 +62,7 @@ def watched(parts: dict[str, list[float]]) -> Iterator[None]:
     places: list[tuple[type[Any], str, str]] = [
         (Staging, "send", "send"),
         (Backend, "start", "start"),
-        (ResultReader, "_arrived", "wait and read"),
+        (ResultReader, "rows", "wait and read"),
     ]
     plain = [getattr(owner, name) for owner, name, _ in places]
 

@@ -72,42 +72,45 @@ class ResultReader:
             parts = [_rows(graph, 0, n)]
         else:
             assert graph.best is not None
-            parts = [(graph.best, 0, 4 * n), *(_rows(graph, i, 1) for i in range(n) if wants_logits[i])]
-        arriving = None if self._on_host else self._places([size for _, _, size in parts])
-        if arriving is not None:
-            for (tensor, first, size), place in zip(parts, arriving, strict=True):
-                self._backend.fetch(tensor, place.ctypes.data, first, size)
-        return Asked(graph, wants_logits, parts, arriving)
+            parts = [(graph.best, 0, 4 * n), *(_rows(graph, i, 1) for i in _wanted(wants_logits))]
+        return Asked(graph, wants_logits, parts, None if self._on_host else self._fetch(parts))
 
     def rows(self, asked: Asked) -> Logits | list[Row]:
         """What was asked for, when the step has ended: [n, n_vocab] where all rows want their logits.
 
         Else a list, with -1 for a row from which no token can be chosen.
         """
-        self._backend.wait()
-        found = self._arrived(asked)
+        found = asked.arriving or self._copied(asked)
         wants = asked.wants_logits
         if all(wants):
             logits: Logits = found[0].view(np.float32).reshape(len(wants), -1)
+            self._backend.wait()
             return logits
-        rows: list[Row] = found[0].view(np.int32).tolist()
-        for i, raw in zip([i for i, wanted in enumerate(wants) if wanted], found[1:], strict=True):
-            rows[i] = raw.view(np.float32)
+        best = found[0].view(np.int32)
+        wanted = {i: raw.view(np.float32) for i, raw in zip(_wanted(wants), found[1:], strict=True)}
+        self._backend.wait()  # as late as can be: nothing is left to do when the results are there
+        rows: list[Row] = best.tolist()
+        for i, row in wanted.items():
+            rows[i] = row
         return rows
 
-    def _places(self, sizes: list[int]) -> list[Bytes] | None:
-        """Page-locked memory for parts of these sizes; None when there is none."""
+    def _fetch(self, parts: list[Part]) -> list[Bytes] | None:
+        """Have parts written into page-locked memory, behind what was started; None when there is none to be had."""
         starts, end = [], 0
-        for size in sizes:
+        for _, _, size in parts:
             starts.append(end)
             end += aligned(size)
         whole = self._arrays.take(end) if end <= ARRIVING_BYTES else None
-        return None if whole is None else [whole[at : at + size] for at, size in zip(starts, sizes, strict=True)]
+        if whole is None:
+            return None
+        address = whole.ctypes.data
+        for at, (tensor, first, size) in zip(starts, parts, strict=True):
+            self._backend.fetch(tensor, address + at, first, size)
+        return [whole[at : at + size] for at, (_, _, size) in zip(starts, parts, strict=True)]
 
-    def _arrived(self, asked: Asked) -> list[Bytes]:
-        """Bytes of each part, the device being idle."""
-        if asked.arriving is not None:
-            return asked.arriving
+    def _copied(self, asked: Asked) -> list[Bytes]:
+        """Bytes of each part, when the device is idle."""
+        self._backend.wait()
         if self._on_host:
             return [self._copies.of(self._own_memory(asked.graph, part)) for part in asked.parts]
         return [tensor_bytes(*part) for part in asked.parts]
@@ -130,6 +133,10 @@ def _arrays_of(backend: Backend) -> Callable[[int], Bytes]:
     """Makes arrays that the device writes by itself, where there are such."""
     host_type = api.ggml_backend_dev_host_buffer_type(backend.device)
     return partial(host_array, host_type) if host_type else plain_array
+
+
+def _wanted(wants_logits: Sequence[bool]) -> list[int]:
+    return [i for i, wanted in enumerate(wants_logits) if wanted]
 
 
 def _rows(graph: StepGraph, first: int, count: int) -> Part:

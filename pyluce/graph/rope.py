@@ -44,11 +44,11 @@ class RopeTable:
             out[chosen] = self._block(block)[starts[chosen] % self.BLOCK]
 
     def fill_at(self, out: npt.NDArray[np.float32], positions: list[int]) -> None:
-        """The first rows of `out` [T, rope_dim] for a few positions."""
-        blocks = {position // self.BLOCK for position in positions}
-        if len(positions) > 2 and len(blocks) == 1:
-            first = blocks.pop() * self.BLOCK
-            out[: len(positions)] = self._block(first // self.BLOCK)[[position - first for position in positions]]
+        """The first rows of `out` [T, rope_dim] for a few positions, at least one."""
+        block = positions[0] // self.BLOCK
+        if len(positions) > 3 and block == min(positions) // self.BLOCK == max(positions) // self.BLOCK:
+            places = [position % self.BLOCK for position in positions]
+            self._block(block).take(places, 0, out[: len(positions)], "clip")  # the default mode copies twice
             return
         for row, position in enumerate(positions):
             out[row] = self._block(position // self.BLOCK)[position % self.BLOCK]
