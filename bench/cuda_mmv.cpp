@@ -471,6 +471,12 @@ int main(int argc, char ** argv) {
         check(GGML_TYPE_Q8_0, 2560, 4160, { 1, 2, 4, 8, 16 }, 2);
         check(GGML_TYPE_Q4_K, 2560, 640, { 1, 2, 4, 8, 16 }, 3);
         check(GGML_TYPE_IQ4_NL, 640, 2560, { 1, 2, 4, 8, 16 }, 4);
+        // sizes of kernels made for a launch (up to 4 rows) beside those that take any
+        check(GGML_TYPE_Q8_0, 320, 2560, { 1, 2, 3, 4, 8 }, 4);
+        check(GGML_TYPE_Q8_0, 640, 2560, { 1, 2, 3, 4, 8 }, 4);
+        check(GGML_TYPE_Q8_0, 6144, 2560, { 1, 2, 3, 4, 8 }, 2);
+        check(GGML_TYPE_Q8_0, 10240, 320, { 1, 2, 3, 4, 8 }, 2);
+        check(GGML_TYPE_F32, 2560, 512, { 1, 2, 3, 4, 8 }, 4);
         printf("%s\n", n_failed ? "FAILED" : "all right");
     }
     std::vector<int64_t> rows;

@@ -20,7 +20,7 @@ MAX_WAVES = 16
 # nothing but an end of program: what a kernel body compiled away to nothing leaves
 EMPTY_INSTRUCTIONS = 3
 # kernels that are pointless without matrix instructions: every instance must have them on every target
-MATRIX_KERNELS = ("luce_mmb_tile_kernel", "luce_mmb_dense_kernel", "luce_attn_mma_kernel")
+MATRIX_KERNELS = ("luce_mmb_tile_kernel", "luce_mmb_dense_kernel", "luce_attn_mma_kernel", "luce_attn_row_kernel")
 
 _FIELDS = {
     "vgpr": ".vgpr_count",

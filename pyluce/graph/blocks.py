@@ -92,10 +92,14 @@ def attention(
         ),
         "qsa_pool",
     )  # fmt: skip
-    index_q = luce.ggml_luce_norm_rope(g.ctx, index_q_raw, index.q_norm, step.rope, h.indexer_heads, h.indexer_dim, eps)
+    index_q = g.made(
+        luce.ggml_luce_norm_rope(g.ctx, index_q_raw, index.q_norm, step.rope, h.indexer_heads, h.indexer_dim, eps),
+        "norm_rope",
+    )
+    g.keep(index_q, k, v)
     selected = g.made(
         luce.ggml_luce_qsa_select(
-            g.ctx, g.made(index_q, "norm_rope"), pool.pooled[layer], handle, pool.pages, step.rows,
+            g.ctx, index_q, pool.pooled[layer], handle, pool.pages, step.rows,
             ratio, h.indexer_top_k // ratio, n_block_max, g.fault,
         ),
         "qsa_select",

@@ -49,13 +49,6 @@ static __device__ __forceinline__ float luce_block_sum(float x, float * shared) 
     return sum;
 }
 
-constexpr int LUCE_STREAM_THREADS = 640;
-
-static inline ggml_cuda_kernel_launch_params luce_stream_launch(ggml_backend_cuda_context & ctx, int64_t n_row, int64_t n_stream) {
-    return ggml_cuda_kernel_launch_params(
-        dim3((unsigned) n_row, (unsigned) n_stream), dim3(LUCE_STREAM_THREADS), (size_t) 0, ctx.stream());
-}
-
 // Four neighbouring floats at x[i0], those beyond n as 0; `whole`: n and the address allow 16-byte accesses.
 static __device__ __forceinline__ float4 luce_load4(const float * x, int i0, int n, bool whole) {
     if (whole) {
@@ -89,36 +82,6 @@ static __device__ __forceinline__ float4 luce_fma4(float4 x, float w, float4 y) 
 
 static __device__ __forceinline__ bool luce_aligned(const void * p) {
     return (uintptr_t) p % 16 == 0;
-}
-
-// One stream of a row by one thread block of LUCE_STREAM_THREADS: value(i0, whole) gives values i0 .. i0 + 3 of h into `out` (may be
-// NULL), and out / sqrt(mean of squares + eps) * gain goes into `normed` (may be NULL). A thread's first four stay in registers.
-template <typename F>
-static __device__ __forceinline__ void luce_stream_norm(int h, bool whole, F value, float * out, float * normed, const float * gain, float eps) {
-    constexpr int n = LUCE_STREAM_THREADS;
-    __shared__ float shared[n / 32];
-    whole = whole && h % 4 == 0;
-    float4 kept    = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    float  squares = 0.0f;
-    for (int i0 = 4 * threadIdx.x; i0 < h; i0 += 4 * n) {
-        const float4 v = value(i0, whole);
-        if (out) {
-            luce_store4(out, i0, h, whole, v);
-        }
-        squares = fmaf(v.w, v.w, fmaf(v.z, v.z, fmaf(v.y, v.y, fmaf(v.x, v.x, squares))));
-        if (i0 < 4 * n) {
-            kept = v;
-        }
-    }
-    if (!normed) {
-        return;
-    }
-    const float scale = 1.0f / sqrtf(luce_block_sum<n>(squares, shared) / (float) h + eps);
-    for (int i0 = 4 * threadIdx.x; i0 < h; i0 += 4 * n) {
-        const float4 v = i0 < 4 * n ? kept : value(i0, whole);
-        const float4 g = luce_load4(gain, i0, h, whole);
-        luce_store4(normed, i0, h, whole, make_float4(v.x * scale * g.x, v.y * scale * g.y, v.z * scale * g.z, v.w * scale * g.w));
-    }
 }
 
 static inline const luce_row * luce_rows(const ggml_tensor * rows) {

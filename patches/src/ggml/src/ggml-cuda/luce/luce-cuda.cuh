@@ -54,8 +54,13 @@ void luce_cuda_chunk_mul_mat(ggml_backend_cuda_context & ctx, ggml_tensor * dst)
 // node i, a chunk product, with the products of the same x that follow it; how many nodes after i that was, 0: nothing done
 int luce_cuda_chunk_mul_mat_run(ggml_backend_cuda_context & ctx, const ggml_cgraph * graph, int i);
 
-// moe_combine and the hc_combine (with a norm) that takes its result, in one launch
-void luce_cuda_moe_hc_combine(ggml_backend_cuda_context & ctx, const ggml_tensor * moe, ggml_tensor * dst);
+
+// qsa_attn of a qsa_select that chooses every complete block, whose result is not there
+void luce_cuda_qsa_attn_all(ggml_backend_cuda_context & ctx, ggml_tensor * dst);
+
+// node i and the neighbours that wait for the projections of a sparse attention layer alone, or a selection of everything with its
+// attention; how many nodes after i that was, 0: nothing done
+int luce_cuda_qsa_run(ggml_backend_cuda_context & ctx, const ggml_cgraph * graph, int i);
 
 // products of a row graph, each row as if it were alone
 bool luce_cuda_row_mul_mat_supports(int device, const ggml_tensor * op);

@@ -5,16 +5,11 @@
 // A row graph's products that wait for nothing of each other become jobs of one launch, and what follows them alone
 // (silu of a scaled product, SwiGLU, the mean over hyper-connection streams) their epilogues. Nodes are fused only
 // when nothing that the launch writes lies in memory that it reads.
+#include "luce-fuse.cuh"
 #include "luce-mmv.cuh"
-
-#include "ggml-impl.h"
+#include "luce-stream-ops.cuh"
 
 namespace {
-
-bool is_noop(const ggml_tensor * t) {
-    return ggml_is_empty(t) || t->op == GGML_OP_RESHAPE || t->op == GGML_OP_TRANSPOSE || t->op == GGML_OP_VIEW ||
-           t->op == GGML_OP_PERMUTE || t->op == GGML_OP_NONE;
-}
 
 bool is_product(const ggml_tensor * t) {
     return t->op == GGML_OP_MUL_MAT || t->op == GGML_OP_MUL_MAT_ID;
@@ -24,40 +19,12 @@ bool is_row_product(const ggml_tensor * t) {
     return is_product(t) && ggml_luce_get_phase(t) == GGML_LUCE_PHASE_ROW;
 }
 
-bool is_kind(const ggml_tensor * t, ggml_luce_kind kind) {
-    return t->op == GGML_OP_LUCE && ggml_get_op_params_i32(t, 0) == kind;
-}
-
 const ggml_tensor * base_of(const ggml_tensor * t) {
     return t->view_src ? t->view_src : t;
 }
 
 int64_t rows_of(const ggml_tensor * product) {
     return product->op == GGML_OP_MUL_MAT ? product->ne[1] : product->ne[2];
-}
-
-// memory that a launch reads or writes
-struct extent {
-    const char * begin;
-    const char * end;
-    explicit extent(const ggml_tensor * t) : begin((const char *) t->data), end(begin + ggml_nbytes(t)) {}
-    bool meets(const extent & other) const { return begin < other.end && other.begin < end; }
-};
-
-bool apart(const std::vector<extent> & written, const std::vector<extent> & read) {
-    for (size_t i = 0; i < written.size(); i++) {
-        for (const extent & r : read) {
-            if (written[i].meets(r)) {
-                return false;
-            }
-        }
-        for (size_t j = i + 1; j < written.size(); j++) {
-            if (written[i].meets(written[j])) {
-                return false;
-            }
-        }
-    }
-    return true;
 }
 
 // Whether a product of experts in front of node `first` reads the same ids. Its kernel lets the next one start only when the ids are there, so
@@ -73,6 +40,20 @@ bool ids_read_before(const ggml_cgraph * graph, int first, const ggml_tensor * i
         }
     }
     return false;
+}
+
+// Whether everything in `inputs` is older than ids that a product of experts in front of node `first` has read: then it is there, too.
+bool older_than_ids(const ggml_cgraph * graph, int first, const ggml_tensor * ids, const std::vector<luce_extent> & inputs) {
+    if (!ids_read_before(graph, first, ids)) {
+        return false;
+    }
+    for (int j = first - 1; j >= 0 && graph->nodes[j] != ids; j--) {
+        const ggml_tensor * t = graph->nodes[j];
+        if (!luce_is_noop(t) && !luce_apart({ luce_extent(t) }, inputs)) {
+            return false;
+        }
+    }
+    return true;
 }
 
 // jobs with the nodes that they compute
@@ -137,7 +118,7 @@ struct batch {
 
     // takes a node that follows the products as the epilogue of one (or two); false: it is none
     bool take(const ggml_tensor * t) {
-        if (is_kind(t, GGML_LUCE_SILU_SCALE)) {
+        if (luce_is_kind(t, GGML_LUCE_SILU_SCALE)) {
             const int j = find(t->src[0]);
             if (j < 0) {
                 return false;
@@ -146,7 +127,7 @@ struct batch {
             jobs[j].scale = ggml_get_op_params_f32(t, 1);
             return true;
         }
-        if (is_kind(t, GGML_LUCE_HC_MIX)) {
+        if (luce_is_kind(t, GGML_LUCE_HC_MIX)) {
             const int j = find(t->src[1]);
             if (j < 0 || jobs[j].m != t->src[0]->ne[0]) {
                 return false;
@@ -188,26 +169,27 @@ struct batch {
     }
 
     bool safe() const {
-        std::vector<extent> written;
-        std::vector<extent> read;
+        std::vector<luce_extent> written;
+        std::vector<luce_extent> read;
         for (const ggml_tensor * t : outputs) {
             written.emplace_back(t);
         }
         for (const ggml_tensor * t : inputs) {
             read.emplace_back(t);
         }
-        return apart(written, read);
+        return luce_apart(written, read);
     }
 };
 
-int fuse_products(ggml_backend_cuda_context & ctx, const ggml_cgraph * graph, int i) {
+// The products from node i on that one launch computes, with what follows them alone; returns how many nodes after i that are, or -1: none.
+int gather_products(const ggml_cgraph * graph, int i, batch & found) {
     batch plain = {};
     plain.graph = graph;
     plain.first = i;
     int end = i; // one past the last product taken
     for (int j = i; j < graph->n_nodes; j++) {
         const ggml_tensor * t = graph->nodes[j];
-        if (is_noop(t)) {
+        if (luce_is_noop(t)) {
             continue;
         }
         if (!is_row_product(t) || !plain.add(t, j)) {
@@ -215,55 +197,113 @@ int fuse_products(ggml_backend_cuda_context & ctx, const ggml_cgraph * graph, in
         }
         end = j + 1;
     }
-    const int n_row = (int) rows_of(plain.products[0]);
-
-    batch whole = plain;
+    found = plain;
     int last = end;
     for (int j = end; j < graph->n_nodes; j++) {
         const ggml_tensor * t = graph->nodes[j];
-        if (is_noop(t)) {
+        if (luce_is_noop(t)) {
             continue;
         }
-        if (!whole.take(t)) {
+        if (!found.take(t)) {
             break;
         }
         last = j + 1;
     }
-    if (last > end && whole.safe()) {
-        luce_launch_jobs(ctx, whole.jobs.data(), (int) whole.jobs.size(), n_row);
+    if (last > end && found.safe()) {
         return last - i - 1;
     }
-    if (plain.jobs.size() > 1 && plain.safe()) {
-        luce_launch_jobs(ctx, plain.jobs.data(), (int) plain.jobs.size(), n_row);
-        return end - i - 1;
+    found = plain;
+    return plain.jobs.size() > 0 && plain.safe() ? end - i - 1 : -1;
+}
+
+int fuse_products(ggml_backend_cuda_context & ctx, const ggml_cgraph * graph, int i) {
+    batch found;
+    const int n = gather_products(graph, i, found);
+    if (n <= 0) {
+        return 0; // alone, as it is
     }
-    return 0;
+    luce_launch_jobs(ctx, found.jobs.data(), (int) found.jobs.size(), (int) rows_of(found.products[0]));
+    return n;
+}
+
+// Hyper-connection node i (by `launch`), whose norm ends in `normed`, with the products of the norm that come next: it writes their columns in 8
+// bits beside it, which then need not be made by every thread block that reads them. Returns how many nodes after i that were; `launch` is called once.
+template <typename F>
+int with_next_products(ggml_backend_cuda_context & ctx, const ggml_cgraph * graph, int i, const float * normed, int64_t n_row, int k, int h, F launch) {
+    constexpr int SHORT_COLUMN = 4096; // values that the products make as fast themselves
+    int j = i + 1;
+    while (j < graph->n_nodes && luce_is_noop(graph->nodes[j])) {
+        j++;
+    }
+    batch found;
+    int   n = -1;
+    if (k >= SHORT_COLUMN && h % 128 == 0 && n_row <= LUCE_LEAN_ROWS && luce_lean_pitch(k) > 0 && j < graph->n_nodes && is_row_product(graph->nodes[j])) {
+        n = gather_products(graph, j, found);
+    }
+    const bool wanted = n >= 0 && found.jobs[0].x == normed && found.jobs[0].k == k && found.jobs[0].x_row == k &&
+                        rows_of(found.products[0]) == n_row && ggml_is_quantized(found.jobs[0].type) && !found.jobs[0].ids;
+    if (!wanted) {
+        launch({});
+        return 0;
+    }
+    const int pitch = luce_lean_pitch(k);
+    ggml_cuda_pool_alloc<char> columns(ctx.pool(), (size_t) n_row * pitch);
+    launch({ columns.get(), pitch });
+    luce_launch_jobs(ctx, found.jobs.data(), (int) found.jobs.size(), (int) n_row, columns.get());
+    return j + n - i;
+}
+
+// a hyper-connection that ends in a norm: node i
+int fuse_norm(ggml_backend_cuda_context & ctx, const ggml_cgraph * graph, int i) {
+    ggml_tensor * t = graph->nodes[i];
+    const bool init    = luce_is_kind(t, GGML_LUCE_HC_INIT);
+    const bool combine = luce_is_kind(t, GGML_LUCE_HC_COMBINE);
+    if (!(init || luce_is_kind(t, GGML_LUCE_HC_NORM) || (combine && t->src[3]))) {
+        return 0;
+    }
+    const int     n_stream = ggml_get_op_params_i32(t, 1);
+    const int64_t n_row    = t->src[0]->ne[1];
+    const int64_t k        = t->src[0]->ne[0] * (init ? n_stream : 1);
+    const float * normed   = (const float *) t->data + (init || combine ? n_row * k : 0);
+    bool launched = false;
+    const int n = with_next_products(ctx, graph, i, normed, n_row, (int) k, (int) (k / n_stream), [&](const luce_stream_x8 & x8) {
+        if (x8.memory == nullptr) {
+            return; // as the node alone is
+        }
+        launched = true;
+        init ? luce_cuda_hc_init_x8(ctx, t, x8) : combine ? luce_cuda_hc_combine_x8(ctx, t, x8) : luce_cuda_hc_norm_x8(ctx, t, x8);
+    });
+    return launched ? n : 0;
 }
 
 int fuse_moe_combine(ggml_backend_cuda_context & ctx, const ggml_cgraph * graph, int i) {
     const ggml_tensor * moe = graph->nodes[i];
     int j = i + 1;
-    while (j < graph->n_nodes && is_noop(graph->nodes[j])) {
+    while (j < graph->n_nodes && luce_is_noop(graph->nodes[j])) {
         j++;
     }
-    if (j == graph->n_nodes || !is_kind(graph->nodes[j], GGML_LUCE_HC_COMBINE)) {
+    if (j == graph->n_nodes || !luce_is_kind(graph->nodes[j], GGML_LUCE_HC_COMBINE)) {
         return 0;
     }
     ggml_tensor * combine = graph->nodes[j];
     if (combine->src[1] != moe || combine->src[3] == nullptr || (moe->flags & GGML_TENSOR_FLAG_OUTPUT) || ggml_node_get_use_count(graph, i) != 1) {
         return 0;
     }
-    std::vector<extent> read;
+    std::vector<luce_extent> read;
     for (int s = 0; s < 5; s++) {
         read.emplace_back(moe->src[s]);
     }
     read.emplace_back(combine->src[0]);
     read.emplace_back(combine->src[2]);
-    if (!apart({ extent(combine) }, read)) {
+    if (!luce_apart({ luce_extent(combine) }, read)) {
         return 0;
     }
-    luce_cuda_moe_hc_combine(ctx, moe, combine);
-    return j - i;
+    const std::vector<luce_extent> older = { luce_extent(moe->src[1]), luce_extent(moe->src[2]), luce_extent(moe->src[4]), luce_extent(combine->src[0]), luce_extent(combine->src[2]) };
+    const bool    early = older_than_ids(graph, i, moe->src[2], older);
+    const int64_t k     = combine->src[0]->ne[0];
+    const int64_t n_row = combine->src[0]->ne[1];
+    return j - i + with_next_products(ctx, graph, j, (const float *) combine->data + n_row * k, n_row, (int) k, (int) moe->ne[0],
+        [&](const luce_stream_x8 & x8) { luce_cuda_moe_hc_combine(ctx, moe, combine, early, x8); });
 }
 
 } // namespace
@@ -284,8 +324,11 @@ int ggml_luce_cuda_fuse(ggml_backend_cuda_context & ctx, const ggml_cgraph * gra
         skipped = fuse_products(ctx, graph, i);
     } else if (is_product(t) && ggml_luce_get_phase(t) == GGML_LUCE_PHASE_CHUNK) {
         skipped = luce_cuda_chunk_mul_mat_run(ctx, graph, i);
-    } else if (is_kind(t, GGML_LUCE_MOE_COMBINE)) {
+    } else if (luce_is_kind(t, GGML_LUCE_MOE_COMBINE)) {
         skipped = fuse_moe_combine(ctx, graph, i);
+    } else if (t->op == GGML_OP_LUCE) {
+        skipped = fuse_norm(ctx, graph, i);
+        skipped = skipped > 0 ? skipped : luce_cuda_qsa_run(ctx, graph, i);
     }
     if (skipped > 0) {
         CUDA_CHECK(cudaGetLastError());

@@ -184,7 +184,7 @@ static __device__ __forceinline__ void gdn_cluster_sync() {
 // walked by that cluster alone, one value head after the other. May start before the kernel before it has ended: until
 // the synchronisation it reads only the rows table, weights and what earlier graphs left in the state.
 template <int DP, int KT, bool exact, int CL>
-static __global__ void __launch_bounds__((gdn_row_block<DP, CL>::n_threads), 1) luce_gdn_row_kernel(const gdn_args a) {
+static __global__ void __launch_bounds__((gdn_row_block<DP, CL>::n_threads), CL == 2 && KT == 4 ? 2 : 1) luce_gdn_row_kernel(const gdn_args a) {
     constexpr int cols      = DP / CL;
     constexpr int n_threads = gdn_row_block<DP, CL>::n_threads;
     constexpr int n_cols    = cols * GDN_LANES / n_threads; // a thread's state rows

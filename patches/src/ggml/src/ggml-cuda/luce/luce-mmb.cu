@@ -21,8 +21,13 @@ namespace {
 constexpr int n_threads     = 256;
 constexpr int n_narrow_max  = 8;
 constexpr int n_narrow_cols = 4;    // columns a warp
+#ifdef GGML_USE_HIP
 constexpr int n_col_few     = 256;  // up to so many columns ..
 constexpr int n_row_wide    = 4096; // .. of at least so many rows of weights, these are widened in the tile
+#else
+constexpr int n_col_few     = 32;   // as `luce tune` found on an H200
+constexpr int n_row_wide    = 8192;
+#endif
 
 // M <= 8: a warp owns four columns; lane l sums k = 4*l .. 4*l+3 of every 128 in rising order, then the lanes add up
 template <int M_max>

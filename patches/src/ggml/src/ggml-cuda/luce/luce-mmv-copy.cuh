@@ -60,10 +60,19 @@ static __device__ __forceinline__ void luce_copy_announce(uint64_t * barrier, in
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(luce_shared_address(barrier)), "r"(bytes) : "memory");
 }
 
-// lane 0
+// Lane 0. `once`: weights, which nobody reads again before a whole step's have passed: they shall not drive out of the L2 cache what is read again soon,
+// activations and the kernels' own code.
+template <bool once = true>
 static __device__ __forceinline__ void luce_copy(char * to, const char * from, int n, uint64_t * barrier, int) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                 :: "r"(luce_shared_address(to)), "l"(__cvta_generic_to_global(from)), "r"(n), "r"(luce_shared_address(barrier)) : "memory");
+    if constexpr (once) {
+        uint64_t policy;
+        asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+                     :: "r"(luce_shared_address(to)), "l"(__cvta_generic_to_global(from)), "r"(n), "r"(luce_shared_address(barrier)), "l"(policy) : "memory");
+    } else {
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                     :: "r"(luce_shared_address(to)), "l"(__cvta_generic_to_global(from)), "r"(n), "r"(luce_shared_address(barrier)) : "memory");
+    }
 }
 
 static __device__ __forceinline__ void luce_copy_wait(uint64_t * barrier, int parity) {
@@ -83,6 +92,7 @@ static __device__ __forceinline__ void luce_copy_announce(uint64_t *, int) {}
 static __device__ __forceinline__ void luce_copy_wait(uint64_t *, int) { luce_syncwarp(); }
 
 // all lanes
+template <bool once = true>
 static __device__ __forceinline__ void luce_copy(char * to, const char * from, int n, uint64_t *, int lane) {
     const auto read  = [&](int at) { return *(const uint4 *) (from + min(at, n - 16)); };
     const auto write = [&](int at, const uint4 & v) {

@@ -16,14 +16,16 @@ bool is_float(ggml_type type) {
     return type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16;
 }
 
-// Lanes that share a row: as many as leave at most a fifth of their steps empty. Of type and length alone: the order of sums.
+// Lanes that share a row: as many as leave few of their steps empty, a fifth of Q8_0's, which are short, and a tenth of the others'. Of type and length
+// alone: the order of sums.
 int lanes_of(ggml_type type, int k) {
     if (is_float(type)) {
         return 32;
     }
     const int n_unit = k / (type == GGML_TYPE_Q8_0 ? 32 : 64);
+    const int most  = type == GGML_TYPE_Q8_0 ? n_unit + n_unit / 4 : n_unit + n_unit / 9;
     int lanes = 32;
-    while (lanes > 1 && 4 * ((n_unit + lanes - 1) / lanes * lanes) > 5 * n_unit) {
+    while (lanes > 1 && (n_unit + lanes - 1) / lanes * lanes > most) {
         lanes /= 2;
     }
     return lanes;
@@ -257,13 +259,17 @@ int luce_ring_lanes(ggml_type type, int k, int * values, int n_max) {
     return n;
 }
 
+int luce_ring_lanes_of(int device, const luce_job & job) {
+    const int choice = luce_mmv_choice(device, job);
+    return choice > 0 && choice <= 32 ? choice : lanes_of(job.type, job.k);
+}
+
 void luce_launch_ring(ggml_backend_cuda_context & ctx, luce_jobs & jobs, int n_row) {
     const int n_sm = limits_of(ctx.device, 1, 8).n_block;
     for (int j = 0; j < jobs.n_job; j++) {
         luce_job & job = jobs.job[j];
         job.n_sub = job.epilogue == LUCE_SWIGLU ? 2 : job.epilogue == LUCE_HC_MIX ? job.n_stream : 1;
-        const int choice = luce_mmv_choice(ctx.device, job);
-        job.lanes = choice > 0 && choice <= 32 ? choice : lanes_of(job.type, job.k);
+        job.lanes = luce_ring_lanes_of(ctx.device, job);
         job.wide  = luce_mmv_path_of(job) == LUCE_MMV_WIDE;
     }
     const int n_col = columns_of(jobs, n_row, ctx.device);

@@ -12,12 +12,10 @@
 
 #include "luce-launch.cuh"
 #include "luce-mmv-copy.cuh"
-#include "luce-mmv-unit.cuh"
+#include "luce-mmv-dot.cuh"
 #include "luce-mmv.cuh"
 
 #include "unary.cuh"
-
-constexpr int RING_WIDE_THREADS = 256; // that share a long row
 
 // column `c` of a job: a row of the graph, or with ids and an x for each pick, a pair of row and pick
 static __device__ __forceinline__ const float * ring_column(const luce_job & job, int c) {
@@ -53,41 +51,9 @@ __device__ __forceinline__ void ring_quantise(const luce_job & job, int first, i
             if (base + i * threads >= n_unit) {
                 break;
             }
-            const int   unit = base + i * threads + (int) threadIdx.x;
-            const float v[8] = { in[i][0].x, in[i][0].y, in[i][0].z, in[i][0].w, in[i][1].x, in[i][1].y, in[i][1].z, in[i][1].w };
-            float top = 0.0f;
-#pragma unroll
-            for (int e = 0; e < 8; e++) {
-                top = fmaxf(top, fabsf(v[e]));
-            }
-#pragma unroll
-            for (int offset = 1; offset < 4; offset *= 2) {
-                top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, offset, 32));
-            }
-            const float inverse = top > 0.0f ? 127.0f / top : 0.0f;
-            int packed[2] = { 0, 0 };
-#pragma unroll
-            for (int e = 0; e < 8; e++) {
-                packed[e / 4] |= (int) ((uint32_t) (uint8_t) (int8_t) __float2int_rn(v[e] * inverse) << (8 * (e % 4)));
-            }
-            int sum = ggml_cuda_dp4a(packed[0], 0x01010101, ggml_cuda_dp4a(packed[1], 0x01010101, 0));
-#pragma unroll
-            for (int offset = 1; offset < 4; offset *= 2) {
-                sum += __shfl_xor_sync(0xffffffff, sum, offset, 32);
-            }
-            if (unit < n_unit) {
-                const int c      = n == 1 ? 0 : unit / per_column;
-                char *    column = out + c * bytes;
-                const int block  = (unit - c * per_column) / 4;
-                const int part   = unit % 4;
-                *(int2 *) (column + ((block & 1) + part / 2 * 2) * plane + (block >> 1) * 16 + part % 2 * 8) = make_int2(packed[0], packed[1]);
-                if (part == 0) {
-                    float *     scales = (float *) (column + 4 * plane);
-                    const float d      = top / 127.0f;
-                    scales[block]               = d;
-                    scales[job.k / 32 + block] = d * (float) sum;
-                }
-            }
+            const int unit = base + i * threads + (int) threadIdx.x;
+            const int c    = n == 1 ? 0 : unit / per_column;
+            ring_quantise_unit(in[i][0], in[i][1], unit - c * per_column, job.k, plane, unit < n_unit ? out + c * bytes : nullptr);
         }
     }
 }
@@ -98,97 +64,6 @@ __device__ __forceinline__ void ring_copy_columns(const luce_job & job, int firs
     const int per_column = job.k / 4;
     for (int i = threadIdx.x; i < per_column * n; i += threads) {
         out[i] = ((const float4 *) ring_column(job, first + i / per_column))[i % per_column];
-    }
-}
-
-__host__ __device__ constexpr bool ring_is_float(ggml_type type) {
-    return type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16;
-}
-
-template <ggml_type type> struct ring_float { typedef float t; };
-template <> struct ring_float<GGML_TYPE_F16>  { typedef half t; };
-template <> struct ring_float<GGML_TYPE_BF16> { typedef nv_bfloat16 t; };
-
-// the columns that a thread block computes with; those beyond the real ones read the last one
-template <int n_col> struct ring_x {
-    const char * shared;    // in shared memory, quantised or as they are
-    const char * global;    // not NULL: floats where they lie
-    int          at[n_col]; // bytes
-};
-
-// Unit that lane l takes in the step that begins at unit `base`. Blocks of Q8_0 have 8.5 words: half-warps 32 units apart meet other
-// banks, those 16 apart the same ones.
-template <ggml_type type>
-__device__ __forceinline__ int ring_unit(int base, int l, int apart, int n_unit) {
-    if (type == GGML_TYPE_Q8_0 && apart >= 0 && base < (n_unit & ~63)) {
-        return (base & ~63) + ((base & 32) >> 1) + apart;
-    }
-    return base + l;
-}
-
-// what a lane sums of n_w rows with every column
-template <ggml_type type, int n_col, int n_w>
-__device__ __forceinline__ void ring_dot(
-        const luce_job & job, const char * const (&w)[n_w], const ring_x<n_col> & x, int l, float (&acc)[n_w][n_col]) {
-#pragma unroll
-    for (int r = 0; r < n_w; r++) {
-#pragma unroll
-        for (int c = 0; c < n_col; c++) {
-            acc[r][c] = 0.0f;
-        }
-    }
-    if constexpr (ring_is_float(type)) {
-        typedef typename ring_float<type>::t T;
-        constexpr int n_ahead = n_col <= 2 ? 4 : 1;
-#pragma unroll n_ahead
-        for (int i = l; i < job.k / 4; i += job.lanes) {
-            float4 a[n_w];
-#pragma unroll
-            for (int r = 0; r < n_w; r++) {
-                a[r] = luce_widen4((const T *) w[r], i);
-            }
-#pragma unroll
-            for (int c = 0; c < n_col; c++) {
-                const float4 v = x.global ? ((const float4 *) (x.global + x.at[c]))[i] : ((const float4 *) (x.shared + x.at[c]))[i];
-#pragma unroll
-                for (int r = 0; r < n_w; r++) {
-                    acc[r][c] = luce_dot4(a[r], v, acc[r][c]);
-                }
-            }
-        }
-    } else {
-        const int plane   = luce_x_plane(job.k);
-        const int n_block = job.k / 32;
-        const int n_unit  = n_block / luce_unit<type>::n_block;
-        const int apart   = job.lanes == 32 ? (l & 15) + ((l & 16) << 1) : -1;
-        for (int base = 0; base < n_unit; base += job.lanes) {
-            const int u = ring_unit<type>(base, l, apart, n_unit);
-            if (u >= n_unit) {
-                break; // the last step
-            }
-            luce_unit<type> unit[n_w];
-#pragma unroll
-            for (int r = 0; r < n_w; r++) {
-                unit[r].load(w[r], u);
-            }
-#pragma unroll
-            for (int h = 0; h < luce_unit<type>::n_block; h++) {
-                int q[n_w][8];
-#pragma unroll
-                for (int r = 0; r < n_w; r++) {
-                    unit[r].get(h, q[r]);
-                }
-#pragma unroll
-                for (int c = 0; c < n_col; c++) {
-                    luce_x8 v;
-                    luce_load_x<luce_unit<type>::with_sum>(v, x.shared + x.at[c], plane, n_block, luce_unit<type>::block(u, h));
-#pragma unroll
-                    for (int r = 0; r < n_w; r++) {
-                        acc[r][c] = unit[r].add(h, q[r], v, acc[r][c]);
-                    }
-                }
-            }
-        }
     }
 }
 
@@ -294,7 +169,7 @@ __device__ __forceinline__ void ring_two(
         const luce_job & job, const char * const (&w)[2], bool both, const ring_x<n_col> & x, int l, float (&acc)[2][n_col]) {
     constexpr bool together = roomy || n_col <= 2 || type == GGML_TYPE_Q8_0 || type == GGML_TYPE_Q4_K;
     if (together && both) {
-        ring_dot<type, n_col, 2>(job, w, x, l, acc);
+        ring_dot<type, n_col, 2>(job.k, job.lanes, w, x, l, acc);
         return;
     }
 #pragma unroll
@@ -302,7 +177,7 @@ __device__ __forceinline__ void ring_two(
         if (r == 0 || both) {
             const char * const one[1] = { w[r] };
             float sum[1][n_col];
-            ring_dot<type, n_col, 1>(job, one, x, l, sum);
+            ring_dot<type, n_col, 1>(job.k, job.lanes, one, x, l, sum);
 #pragma unroll
             for (int c = 0; c < n_col; c++) {
                 acc[r][c] = sum[0][c];
@@ -454,7 +329,7 @@ __device__ __forceinline__ void ring_run(const luce_job & job, ring_warp & p) {
     }
 }
 
-// Long F32 rows, a thread block a row: thread i sums values 4*i .. 4*i + 3 and those every 4*RING_WIDE_THREADS values on, lanes meet in a
+// Long F32 rows, a thread block a row: thread i sums values 4*i .. 4*i + 3 and those every 4*LUCE_WIDE_THREADS values on, lanes meet in a
 // butterfly, warps in rising order.
 template <int n_col>
 __device__ __forceinline__ void ring_wide(const luce_job & job, int n_row, int part, float * sums) {
@@ -466,7 +341,7 @@ __device__ __forceinline__ void ring_wide(const luce_job & job, int n_row, int p
         return (const float *) (job.w + s * ring_part_step(job) + (int64_t) task * job.w_row);
     };
     for (int s = 0; s < job.n_sub; s++) {
-        for (int at = 32 * (int) threadIdx.x; at < job.k; at += 32 * RING_WIDE_THREADS) {
+        for (int at = 32 * (int) threadIdx.x; at < job.k; at += 32 * LUCE_WIDE_THREADS) {
             luce_prefetch(source(s, part) + at);
         }
     }
@@ -474,7 +349,7 @@ __device__ __forceinline__ void ring_wide(const luce_job & job, int n_row, int p
     const int     row    = group * job.columns;
     const int     n_real = min(job.columns, n_row - row);
     const float * x      = job.x + row * job.x_row;
-    float * values = sums + (RING_WIDE_THREADS / 32) * n_col; // [n_sub][n_col]
+    float * values = sums + (LUCE_WIDE_THREADS / 32) * n_col; // [n_sub][n_col]
     for (int task = part; task < job.m; task += n_block) {
         for (int s = 0; s < job.n_sub; s++) {
             const float4 * w = (const float4 *) source(s, task);
@@ -485,7 +360,7 @@ __device__ __forceinline__ void ring_wide(const luce_job & job, int n_row, int p
             }
             constexpr int n_ahead = n_col == 1 ? 5 : n_col == 2 ? 4 : 1;
 #pragma unroll n_ahead
-            for (int at = (int) threadIdx.x; at < n4; at += RING_WIDE_THREADS) {
+            for (int at = (int) threadIdx.x; at < n4; at += LUCE_WIDE_THREADS) {
                 const float4 v = w[at];
 #pragma unroll
                 for (int c = 0; c < n_col; c++) {
@@ -502,7 +377,7 @@ __device__ __forceinline__ void ring_wide(const luce_job & job, int n_row, int p
             __syncthreads();
             if ((int) threadIdx.x < n_col) {
                 float sum = sums[threadIdx.x];
-                for (int i = 1; i < (RING_WIDE_THREADS / 32); i++) {
+                for (int i = 1; i < (LUCE_WIDE_THREADS / 32); i++) {
                     sum += sums[i * n_col + (int) threadIdx.x];
                 }
                 values[s * n_col + (int) threadIdx.x] = sum;
@@ -534,7 +409,7 @@ __global__ void __launch_bounds__(threads, threads == 256 && n_col <= 4 ? 2 : 1)
     if (!late) {
         ggml_cuda_pdl_lc();
     }
-    if constexpr (threads == RING_WIDE_THREADS) {
+    if constexpr (threads == LUCE_WIDE_THREADS) {
         if (job.wide) {
             ring_wide<n_col>(job, jobs.n_row, part, &sums[0][0]);
             return;

@@ -113,8 +113,11 @@ int luce_mmv_candidates(int device, ggml_type type, int64_t k, int64_t m, int64_
     return n;
 }
 
-void luce_launch_jobs(ggml_backend_cuda_context & ctx, luce_job * jobs, int n_job, int n_row) {
+void luce_launch_jobs(ggml_backend_cuda_context & ctx, luce_job * jobs, int n_job, int n_row, const char * x8) {
     GGML_ASSERT(n_job <= LUCE_MAX_JOBS);
+    if (luce_launch_lean(ctx, jobs, n_job, n_row, x8)) {
+        return;
+    }
     const auto & device = ggml_cuda_info().devices[ctx.device];
     bool done[LUCE_MAX_JOBS] = {};
     luce_jobs ring;

@@ -74,8 +74,8 @@ bool luce_mmv_supports_type(ggml_type type);
 // the job of a MUL_MAT or MUL_MAT_ID node
 luce_job luce_job_of(const ggml_tensor * dst);
 
-// computes jobs whose outputs nobody among them reads, for n_row rows of the graph
-void luce_launch_jobs(ggml_backend_cuda_context & ctx, luce_job * jobs, int n_job, int n_row);
+// computes jobs whose outputs nobody among them reads, for n_row rows of the graph; x8: see luce_launch_lean
+void luce_launch_jobs(ggml_backend_cuda_context & ctx, luce_job * jobs, int n_job, int n_row, const char * x8 = nullptr);
 
 // what the kernel is launched with: jobs of one type of weights
 struct luce_jobs {
@@ -104,6 +104,16 @@ int luce_ring_lanes(ggml_type type, int k, int * values, int n_max);
 // jobs of luce_mmv_path RING and WIDE, of any types, in one launch
 void luce_launch_ring(ggml_backend_cuda_context & ctx, luce_jobs & jobs, int n_row);
 
+// lanes that share a row of weights of a ring's job, as the table or the default has it
+int luce_ring_lanes_of(int device, const luce_job & job);
+
+// Jobs that a kernel is made for (luce-lean.cuh), with the ring's bits, in one launch; false: none is, and nothing was launched.
+// x8: the columns of the first job in 8 bits, luce_lean_pitch(k) bytes each, NULL: nobody has made them.
+bool luce_launch_lean(ggml_backend_cuda_context & ctx, const luce_job * jobs, int n_job, int n_row, const char * x8);
+int luce_lean_pitch(int k);
+constexpr int LUCE_LEAN_ROWS = 16; // of the graph, at most
+
+constexpr int LUCE_WIDE_THREADS = 256; // that share a long row of F32
 constexpr int LUCE_RING_STAGES = 4;
 constexpr int LUCE_RING_ROWS   = 32; // rows of weights of a stage, at most
 

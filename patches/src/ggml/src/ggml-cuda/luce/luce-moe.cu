@@ -2,6 +2,7 @@
 //
 // Copyright (c) 2026 the pyluce authors. MIT licence.
 #include "luce-launch.cuh"
+#include "luce-stream-ops.cuh"
 
 namespace {
 
@@ -29,41 +30,74 @@ __device__ __forceinline__ uint32_t warp_max(uint32_t x) {
 #endif
 }
 
-// One warp a row: n_used times the best logit that is not taken (key 0). A lane has experts lane, lane + 32, ... in registers, so
-// that of equal keys the lowest expert is the lowest of what the lanes offer.
+// The n_used best logits of a row, the lower expert first of equal ones. Each warp takes n_used times the best of its own that is not taken (key 0), then
+// the first warp the best of what they found. A lane has experts first + lane, first + lane + 32, ... in registers, so that of equal keys the lowest expert
+// is the lowest of what the lanes offer.
 template <int per_lane>
-__global__ void __launch_bounds__(32) route_kernel(const float * logits, int64_t stride, int32_t * ids, int n_expert, int n_used) {
-    const int lane = threadIdx.x;
-    ggml_cuda_pdl_lc();
-    ggml_cuda_pdl_sync();
-    const float * x = logits + (int64_t) blockIdx.x * stride;
-    uint32_t keys[per_lane];
-#pragma unroll
-    for (int i = 0; i < per_lane; i++) {
-        keys[i] = lane + 32 * i < n_expert ? route_key(x[lane + 32 * i]) : 0;
-    }
+__device__ __forceinline__ void route_best(uint32_t (&keys)[per_lane], const int (&experts)[per_lane], int n_used, int lane, uint32_t * best_keys, int * best_experts) {
     for (int j = 0; j < n_used; j++) {
         uint32_t best = 0;
-        int      at   = 0;
+        int      at   = 0x7fffffff;
 #pragma unroll
         for (int i = 0; i < per_lane; i++) {
             if (keys[i] > best) {
                 best = keys[i];
-                at   = i;
+                at   = experts[i];
             }
         }
         const uint32_t top   = warp_max(best);
-        const uint32_t first = ~warp_max(best == top ? ~(uint32_t) (lane + 32 * at) : 0);
+        const uint32_t first = ~warp_max(best == top ? ~(uint32_t) at : 0);
 #pragma unroll
         for (int i = 0; i < per_lane; i++) {
-            if ((uint32_t) (lane + 32 * i) == first) {
+            if ((uint32_t) experts[i] == first) {
                 keys[i] = 0;
             }
         }
         if (lane == 0) {
-            ids[(int64_t) blockIdx.x * n_used + j] = (int32_t) first;
+            if (best_keys) {
+                best_keys[j] = top;
+            }
+            best_experts[j] = (int) first;
         }
     }
+}
+
+constexpr int ROUTE_WARPS = 4;
+
+template <int per_lane, int n_candidate> // of a lane: of a warp's experts, of what the warps found
+__global__ void __launch_bounds__(32 * ROUTE_WARPS) route_kernel(const float * logits, int64_t stride, int32_t * ids, int n_expert, int n_used) {
+    __shared__ uint32_t found_keys[ROUTE_WARPS][MAX_USED];
+    __shared__ int      found[ROUTE_WARPS][MAX_USED];
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32;
+    ggml_cuda_pdl_lc();
+    ggml_cuda_pdl_sync();
+    const float * x = logits + (int64_t) blockIdx.x * stride;
+    {
+        uint32_t keys[per_lane];
+        int      experts[per_lane];
+#pragma unroll
+        for (int i = 0; i < per_lane; i++) {
+            experts[i] = (warp * per_lane + i) * 32 + lane;
+            keys[i]    = experts[i] < n_expert ? route_key(x[experts[i]]) : 0;
+        }
+        route_best<per_lane>(keys, experts, n_used, lane, found_keys[warp], found[warp]);
+    }
+    __syncthreads();
+    if (warp > 0) {
+        return;
+    }
+    uint32_t keys[n_candidate];
+    int      experts[n_candidate];
+#pragma unroll
+    for (int i = 0; i < n_candidate; i++) {
+        // in the order of experts: a warp's are all below the next one's; equal keys of a warp lie in rising order already
+        const int c = lane + 32 * i;
+        const bool there = c < ROUTE_WARPS * n_used;
+        keys[i]    = there ? found_keys[c / n_used][c % n_used] : 0;
+        experts[i] = there ? found[c / n_used][c % n_used] : 0x7fffffff;
+    }
+    route_best<n_candidate>(keys, experts, n_used, lane, nullptr, ids + (int64_t) blockIdx.x * n_used);
 }
 
 // the weights of a row's picks: softmax over all experts at the picked ids, divided by their sum (at least 2^-14)
@@ -133,12 +167,24 @@ __device__ __forceinline__ unsigned long long block_max(unsigned long long best,
 
 __global__ void __launch_bounds__(THREADS) argmax_parts_kernel(
         const float * x, int64_t stride, int n, bool nan_wins, unsigned long long * parts) {
+    constexpr int ahead = 8;
     __shared__ unsigned long long shared[THREADS / 32];
+    ggml_cuda_pdl_lc();
+    ggml_cuda_pdl_sync();
     x += (int64_t) blockIdx.y * stride;
+    const int step = gridDim.x * THREADS;
     unsigned long long best = 0;
-    for (int i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS) {
-        const unsigned long long c = candidate(x[i], i, nan_wins);
-        best = c > best ? c : best;
+    for (int first = blockIdx.x * THREADS + threadIdx.x; first < n; first += ahead * step) {
+        float v[ahead];
+#pragma unroll
+        for (int i = 0; i < ahead; i++) {
+            v[i] = x[min(first + i * step, n - 1)];
+        }
+#pragma unroll
+        for (int i = 0; i < ahead; i++) {
+            const unsigned long long c = candidate(v[i], min(first + i * step, n - 1), nan_wins);
+            best = c > best ? c : best;
+        }
     }
     best = block_max(best, shared);
     if (threadIdx.x == 0) {
@@ -149,6 +195,8 @@ __global__ void __launch_bounds__(THREADS) argmax_parts_kernel(
 // refuses: no place for a row with a NaN that won or whose largest value is infinite
 __global__ void __launch_bounds__(THREADS) argmax_kernel(const unsigned long long * parts, int n_part, bool refuses, int32_t * ids) {
     __shared__ unsigned long long shared[THREADS / 32];
+    ggml_cuda_pdl_lc();
+    ggml_cuda_pdl_sync();
     unsigned long long best = 0;
     for (int i = threadIdx.x; i < n_part; i += THREADS) {
         best = parts[blockIdx.x * n_part + i] > best ? parts[blockIdx.x * n_part + i] : best;
@@ -194,11 +242,12 @@ moe_args args_of(const ggml_tensor * dst) {
     return a;
 }
 
-// values i0 .. i0 + 3 of a row's mixture: picks in order, then the shared expert
+// values i0 .. i0 + 3 of a row's mixture: picks in order, then the shared expert; `ahead` picks are read at once
+template <int ahead = 10>
 __device__ __forceinline__ float4 mixture(const moe_args & a, int64_t row, int i0, bool whole, const float * weights, float shared_weight) {
     const float * picks = a.picks + row * a.pick_row;
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 10
+#pragma unroll ahead
     for (int j = 0; j < a.n_used; j++) {
         sum = luce_fma4(luce_load4(picks + j * a.pick_stride, i0, a.n, whole), weights[j], sum);
     }
@@ -224,38 +273,65 @@ __global__ void __launch_bounds__(THREADS) moe_combine_kernel(const moe_args a, 
 }
 
 // The mixture and the hyper-connection that takes it, the same arithmetic as one after the other. A thread block has n_stream
-// streams of a row: one where rows are few, all where reading the picks once counts.
-template <int n_stream>
-__global__ void __launch_bounds__(LUCE_STREAM_THREADS, 1) moe_hc_combine_kernel(
+// streams of a row: one where rows are few, all where reading the picks once counts. With `per` parts a thread it is small enough to start beside the
+// kernel in front. `early`: all but the experts' and the shared one's results are there before that has finished.
+template <int n_stream, int per>
+__global__ void __launch_bounds__(LUCE_STREAM_PARTS / per, per) moe_hc_combine_kernel(
         const moe_args a, const float * residual, int64_t residual_row, const float * inject, int64_t inject_row, const float * gain,
-        float * y, float * normed, float eps) {
-    constexpr int threads = LUCE_STREAM_THREADS;
+        float * y, float * normed, float eps, bool early, luce_stream_x8 x8) {
+    constexpr int threads = LUCE_STREAM_PARTS / per;
     __shared__ float weights[MAX_USED];
     __shared__ float shared[threads / 32];
-    const int64_t row = blockIdx.x;
-    const int     h   = a.n;
-    const int     all = (int) gridDim.y * n_stream;
+    const int64_t row   = blockIdx.x;
+    const int     h     = a.n;
+    const int     all   = (int) gridDim.y * n_stream;
+    const int     first = (int) blockIdx.y * n_stream;
     ggml_cuda_pdl_lc();
-    ggml_cuda_pdl_sync();
+    float4 own[per];
+    if (n_stream == 1) {
+        luce_stream_gain<per>(gain + first * h, h, own);
+    }
+    if (n_stream > 1 || !early) {
+        ggml_cuda_pdl_sync();
+    }
     pick_weights<threads>(a.logits + row * a.logits_row, a.ids + row * a.n_used, a.n_expert, a.n_used, weights, shared);
     const float shared_weight = luce_sigmoid(a.gate[row * a.gate_row]);
+    const float w_first       = 2.0f * luce_sigmoid(inject[row * inject_row + first] / (float) all);
     residual += row * residual_row;
     y        += row * all * h;
     normed   += row * all * h;
-    const bool whole = is_whole(a) && luce_aligned(residual) && luce_aligned(y) && luce_aligned(normed) && luce_aligned(gain);
-    // the mixture of a thread's first four values, read once for all its streams
-    const int    own  = 4 * (int) threadIdx.x;
-    const float4 kept = own < h ? mixture(a, row, own, whole, weights, shared_weight) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    const bool   whole = is_whole(a) && luce_aligned(residual) && luce_aligned(y) && luce_aligned(normed) && luce_aligned(gain);
+    const float4 zero  = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    float4 x_first[per];
+#pragma unroll
+    for (int v = 0; v < per; v++) {
+        const int i0 = 4 * ((int) threadIdx.x + v * threads);
+        x_first[v] = n_stream == 1 && i0 < h ? luce_load4(residual + first * h, i0, h, whole) : zero;
+    }
+    if (n_stream == 1 && early) {
+        ggml_cuda_pdl_sync();
+    }
+    // the mixture of a thread's first values, read once for all its streams
+    float4 kept[per];
+#pragma unroll
+    for (int v = 0; v < per; v++) {
+        const int i0 = 4 * ((int) threadIdx.x + v * threads);
+        kept[v] = i0 < h ? mixture<per == 1 ? 10 : 5>(a, row, i0, whole, weights, shared_weight) : zero;
+    }
     for (int s = 0; s < n_stream; s++) {
-        const int   stream = (int) blockIdx.y * n_stream + s;
-        const float w      = 2.0f * luce_sigmoid(inject[row * inject_row + stream] / (float) all);
-        const float * x    = residual + stream * h;
-        luce_stream_norm(h, whole,
-            [=](int i0, bool w4) {
-                const float4 mixed = i0 == own ? kept : mixture(a, row, i0, w4, weights, shared_weight);
-                return luce_fma4(mixed, w, luce_load4(x, i0, h, w4));
+        const int     stream = first + s;
+        const float   w      = n_stream == 1 ? w_first : 2.0f * luce_sigmoid(inject[row * inject_row + stream] / (float) all);
+        const float * x      = residual + stream * h;
+        if (n_stream > 1) {
+            luce_stream_gain<per>(gain + stream * h, h, own);
+        }
+        luce_stream_norm<per>(h, whole,
+            [&](int v, int i0, bool w4) {
+                const bool   held  = i0 < 4 * LUCE_STREAM_PARTS;
+                const float4 mixed = held ? kept[v] : mixture<1>(a, row, i0, w4, weights, shared_weight);
+                return luce_fma4(mixed, w, held && n_stream == 1 ? x_first[v] : luce_load4(x, i0, h, w4));
             },
-            y + stream * h, normed + stream * h, gain + stream * h, eps);
+            y + stream * h, normed + stream * h, gain + stream * h, own, eps, x8.memory ? x8.memory + row * x8.pitch : nullptr, stream * h, all * h);
     }
 }
 
@@ -269,15 +345,16 @@ void best_of_each_row(ggml_backend_cuda_context & ctx, ggml_tensor * dst, bool n
     const int n_row  = (int) logits->ne[1];
     const int n_part = std::min((n + THREADS - 1) / THREADS, ggml_cuda_info().devices[ctx.device].nsm);
     ggml_cuda_pool_alloc<unsigned long long> parts(ctx.pool(), (size_t) n_part * n_row);
-    argmax_parts_kernel<<<dim3(n_part, n_row), THREADS, 0, ctx.stream()>>>(
+    ggml_cuda_kernel_launch(argmax_parts_kernel, ggml_cuda_kernel_launch_params(dim3(n_part, n_row), dim3(THREADS), (size_t) 0, ctx.stream()),
         (const float *) logits->data, luce_stride(logits), n, nan_wins, parts.get());
-    argmax_kernel<<<n_row, THREADS, 0, ctx.stream()>>>(parts.get(), n_part, nan_wins, (int32_t *) dst->data);
+    ggml_cuda_kernel_launch(argmax_kernel, ggml_cuda_kernel_launch_params(dim3(n_row), dim3(THREADS), (size_t) 0, ctx.stream()),
+        (const unsigned long long *) parts.get(), n_part, nan_wins, (int32_t *) dst->data);
 }
 
 } // namespace
 
 bool luce_cuda_route_supports(const ggml_tensor * op) {
-    return op->ne[0] == 1 || op->src[0]->ne[0] <= 1024;
+    return op->ne[0] == 1 || (op->src[0]->ne[0] <= 1024 && op->ne[0] <= MAX_USED);
 }
 
 void luce_cuda_route(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
@@ -286,11 +363,17 @@ void luce_cuda_route(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
         best_of_each_row(ctx, dst, false);
         return;
     }
-    const ggml_cuda_kernel_launch_params params(dim3((unsigned) dst->ne[1]), dim3(32), (size_t) 0, ctx.stream());
-    LUCE_SET_SHARED_CARVEOUT(route_kernel<16>);
-    LUCE_SET_SHARED_CARVEOUT(route_kernel<32>);
-    ggml_cuda_kernel_launch(logits->ne[0] <= 512 ? route_kernel<16> : route_kernel<32>, params,
-        (const float *) logits->data, luce_stride(logits), (int32_t *) dst->data, (int) logits->ne[0], (int) dst->ne[0]);
+    const ggml_cuda_kernel_launch_params params(dim3((unsigned) dst->ne[1]), dim3(32 * ROUTE_WARPS), (size_t) 0, ctx.stream());
+    const auto launch = [&](auto kernel) {
+        ggml_cuda_kernel_launch(kernel, params, (const float *) logits->data, luce_stride(logits), (int32_t *) dst->data, (int) logits->ne[0], (int) dst->ne[0]);
+    };
+    if (logits->ne[0] <= 512 && dst->ne[0] <= 16) {
+        LUCE_SET_SHARED_CARVEOUT((route_kernel<4, 2>));
+        launch(route_kernel<4, 2>);
+    } else {
+        LUCE_SET_SHARED_CARVEOUT((route_kernel<8, 8>));
+        launch(route_kernel<8, 8>);
+    }
 }
 
 void luce_cuda_moe_combine(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
@@ -300,19 +383,23 @@ void luce_cuda_moe_combine(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     ggml_cuda_kernel_launch(moe_combine_kernel, params, a, (float *) dst->data);
 }
 
-void luce_cuda_moe_hc_combine(ggml_backend_cuda_context & ctx, const ggml_tensor * moe, ggml_tensor * dst) {
+void luce_cuda_moe_hc_combine(ggml_backend_cuda_context & ctx, const ggml_tensor * moe, ggml_tensor * dst, bool early, const luce_stream_x8 & x8) {
     const moe_args a = args_of(moe);
     const ggml_tensor * residual = dst->src[0];
     const ggml_tensor * inject   = dst->src[2];
     float * y = (float *) dst->data;
     const int64_t n_row    = residual->ne[1];
     const int64_t n_stream = inject->ne[0];
-    const bool    together = n_stream == 4 && n_row >= 64;
-    LUCE_SET_SHARED_CARVEOUT(moe_hc_combine_kernel<1>);
-    ggml_cuda_kernel_launch(together ? moe_hc_combine_kernel<4> : moe_hc_combine_kernel<1>,
-        luce_stream_launch(ctx, n_row, together ? 1 : n_stream),
-        a, (const float *) residual->data, luce_stride(residual), (const float *) inject->data, luce_stride(inject),
-        (const float *) dst->src[3]->data, y, y + residual->ne[0] * residual->ne[1], ggml_get_op_params_f32(dst, 2));
+    const auto launch = [&](auto kernel, const ggml_cuda_kernel_launch_params & params) {
+        ggml_cuda_kernel_launch(kernel, params, a, (const float *) residual->data, luce_stride(residual), (const float *) inject->data, luce_stride(inject),
+            (const float *) dst->src[3]->data, y, y + residual->ne[0] * residual->ne[1], ggml_get_op_params_f32(dst, 2), early, x8);
+    };
+    if (n_stream == 4 && n_row >= 64) {
+        launch(moe_hc_combine_kernel<4, 1>, luce_stream_launch<1>(ctx, n_row, 1));
+        return;
+    }
+    LUCE_SET_SHARED_CARVEOUT((moe_hc_combine_kernel<1, 2>));
+    launch(moe_hc_combine_kernel<1, 2>, luce_stream_launch<2>(ctx, n_row, n_stream));
 }
 
 void luce_cuda_argmax(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {

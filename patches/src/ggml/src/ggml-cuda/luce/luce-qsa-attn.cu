@@ -27,6 +27,8 @@ static __global__ __launch_bounds__(LUCE_ATTN_THREADS) void luce_attn_any_kernel
     const int      kv    = blockIdx.y;
     const int64_t  r     = blockIdx.z;
     const int      t     = threadIdx.x;
+    ggml_cuda_pdl_lc();
+    ggml_cuda_pdl_sync();
     const luce_row row   = a.rows[r];
     if (row.slot < 0) {
         return;
@@ -123,57 +125,83 @@ static __global__ __launch_bounds__(LUCE_ATTN_THREADS) void luce_attn_any_kernel
     }
 }
 
-// A block a (head, row): the splits added in rising order, times sigmoid(gate).
+// A block a (head, row), a thread a value: the splits added in rising order, times sigmoid(gate). Each warp works out the weights for itself,
+// a lane a split, 32 at a time, so that nothing waits for other warps; the first splits' values are on their way meanwhile.
+#define LUCE_MERGE_AHEAD 8
 static __global__ __launch_bounds__(LUCE_ATTN_THREADS) void luce_attn_merge_kernel(const luce_attn_args a) {
-    __shared__ float weights[LUCE_ATTN_SPLITS];
-    __shared__ float parts[LUCE_ATTN_SPLITS];
-    const int      h   = blockIdx.x;
-    const int64_t  r   = blockIdx.y;
+    const int      h    = blockIdx.x;
+    const int64_t  r    = blockIdx.y;
+    const int      lane = threadIdx.x % 32;
+    const int      d    = threadIdx.x;
     ggml_cuda_pdl_lc(); // the next product's weights wait for nobody
-    const luce_row row = a.rows[r];
-    float        * dst = a.dst + (r * a.n_head + h) * a.d;
+    const luce_row row  = a.rows[r];
+    ggml_cuda_pdl_sync();
+    float * dst = a.dst + (r * a.n_head + h) * a.d;
     if (row.slot < 0) {
-        for (int d = threadIdx.x; d < a.d; d += blockDim.x) {
+        if (d < a.d) {
             dst[d] = 0.0f;
         }
         return;
     }
-    const int      n_key  = a.n_step * LUCE_ATTN_STEP; // of a split
-    const int      n      = (luce_keys_of(a, r, row).n + n_key - 1) / n_key;
-    const float2 * sums   = a.sums + (r * a.n_head + h) * a.n_split;
-    const float  * values = a.values + (r * a.n_head + h) * a.n_split * a.d;
-    const float  * gate   = a.gate + r * a.gate_row + h * a.gate_head;
-    for (int i = threadIdx.x; i < n; i += blockDim.x) {
-        weights[i] = sums[i].x;
-        parts[i]   = sums[i].y;
+    int n = (luce_keys_of(a, r, row).n + LUCE_ATTN_STEP - 1) / LUCE_ATTN_STEP;
+    if (a.n_step > 1) {
+        n = (n + a.n_step - 1) / a.n_step;
     }
-    __syncthreads();
+    // in the order of the sum
+    const int      first  = a.backwards ? n - 1 : 0;
+    const int      step   = a.backwards ? -1 : 1;
+    const float2 * sums   = a.sums + (r * a.n_head + h) * a.n_split + first;
+    const int      at     = min(d, a.d - 1);
+    const char   * values = (const char *) (a.values + ((r * a.n_head + h) * a.n_split + first) * a.d + at);
+    const int      n_byte = step * a.d * (int) sizeof(float); // from one split to the next
+    const float    gate   = a.gate[r * a.gate_row + h * a.gate_head + at];
+    float v[LUCE_MERGE_AHEAD];
+#pragma unroll
+    for (int i = 0; i < LUCE_MERGE_AHEAD; i++) {
+        v[i] = i < n ? *(const float *) (values + (int64_t) i * n_byte) : 0.0f;
+    }
     float top = -INFINITY;
-    for (int i = 0; i < n; i++) {
-        top = fmaxf(top, weights[i]);
+#pragma unroll 1
+    for (int i = lane; i < n; i += 32) {
+        top = fmaxf(top, sums[step * i].x);
     }
-    __syncthreads();
-    for (int i = threadIdx.x; i < n; i += blockDim.x) {
-        weights[i] = expf(weights[i] - top);
-    }
-    __syncthreads();
+    top = warp_reduce_max<32>(top);
     float sum = 0.0f;
-    for (int i = 0; i < n; i++) {
-        const int at = a.backwards ? n - 1 - i : i;
-        sum = fmaf(weights[at], parts[at], sum);
-    }
-    for (int d = threadIdx.x; d < a.d; d += blockDim.x) {
-        float y = 0.0f;
-#pragma unroll 8
-        for (int i = 0; i < n; i++) {
-            const int at = a.backwards ? n - 1 - i : i;
-            y = fmaf(weights[at], values[(int64_t) at * a.d + d], y);
+    float y   = 0.0f;
+#pragma unroll 1
+    for (int i0 = 0; i0 < n; i0 += 32) {
+        const float2 own    = i0 + lane < n ? sums[step * (i0 + lane)] : make_float2(0.0f, 0.0f);
+        const float  weight = expf(own.x - top);
+#pragma unroll 1
+        for (int i1 = i0; i1 < min(i0 + 32, n); i1 += LUCE_MERGE_AHEAD) {
+            const int left = n - i1;
+            float next[LUCE_MERGE_AHEAD] = {};
+            values += (int64_t) LUCE_MERGE_AHEAD * n_byte;
+            if (left > LUCE_MERGE_AHEAD) {
+#pragma unroll
+                for (int i = 0; i < LUCE_MERGE_AHEAD; i++) {
+                    next[i] = LUCE_MERGE_AHEAD + i < left ? *(const float *) (values + (int64_t) i * n_byte) : 0.0f;
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < LUCE_MERGE_AHEAD; i++) {
+                const float w    = __shfl_sync(0xffffffff, weight, i1 - i0 + i, 32);
+                const float part = __shfl_sync(0xffffffff, own.y, i1 - i0 + i, 32);
+                if (i < left) {
+                    sum = fmaf(w, part, sum);
+                    y   = fmaf(w, v[i], y);
+                }
+                v[i] = next[i];
+            }
         }
-        dst[d] = y / sum * luce_sigmoid(gate[d]);
+    }
+    if (d < a.d) {
+        dst[d] = y / sum * luce_sigmoid(gate);
     }
 }
 
-void luce_cuda_qsa_attn(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
+// all: every complete block is selected
+static void luce_attn(ggml_backend_cuda_context & ctx, ggml_tensor * dst, bool all) {
     const ggml_tensor * q        = dst->src[0];
     const ggml_tensor * k        = dst->src[1];
     const ggml_tensor * selected = dst->src[3];
@@ -204,6 +232,12 @@ void luce_cuda_qsa_attn(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     a.scale      = ggml_get_op_params_f32(dst, 3);
     a.backwards  = ggml_get_op_params_i32(dst, 4) == GGML_LUCE_FAULT_SCAN_ORDER && a.n_row % 2 == 0;
 
+    // complete blocks of a row, at most
+    const bool chosen      = selected->op == GGML_OP_LUCE && ggml_get_op_params_i32(selected, 0) == GGML_LUCE_QSA_SELECT;
+    const int  n_block_max = chosen ? std::min(a.n_top, ggml_get_op_params_i32(selected, 3)) : a.n_top;
+    a.n_all      = all ? n_block_max : 0;
+    a.by_ratio   = init_fastdiv_values(a.ratio);
+
     const bool mma   = luce_attn_mma_fits(ctx.device, a.d, k->type);
     const int  steps = (a.n_top * a.ratio + a.ratio - 1 + LUCE_ATTN_STEP - 1) / LUCE_ATTN_STEP;
     ggml_luce_path(mma ? "mma" : k->type == GGML_TYPE_F16 ? "scalar f16" : "scalar f32");
@@ -211,7 +245,8 @@ void luce_cuda_qsa_attn(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     if (mma && ggml_get_op_params_i32(dst, 5) == GGML_LUCE_PHASE_CHUNK) {
         a.n_step = std::min((steps + 2) / 3, LUCE_ATTN_KEYS / LUCE_ATTN_STEP);
     }
-    a.n_split = (steps + a.n_step - 1) / a.n_step;
+    const int n_key = n_block_max * a.ratio + a.ratio - 1;
+    a.n_split = (n_key + a.n_step * LUCE_ATTN_STEP - 1) / (a.n_step * LUCE_ATTN_STEP);
 
     const int n_total = a.n_row;
     const size_t n_bytes = (size_t) a.n_head * a.n_split * a.d * sizeof(float); // of a row
@@ -228,15 +263,25 @@ void luce_cuda_qsa_attn(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
         if (mma) {
             luce_attn_mma(a, ctx.stream());
         } else if (k->type == GGML_TYPE_F16) {
-            luce_attn_any_kernel<half><<<grid, LUCE_ATTN_THREADS, 0, ctx.stream()>>>(a);
+            ggml_cuda_kernel_launch(luce_attn_any_kernel<half>, ggml_cuda_kernel_launch_params(grid, dim3(LUCE_ATTN_THREADS), (size_t) 0, ctx.stream()), a);
         } else {
-            luce_attn_any_kernel<float><<<grid, LUCE_ATTN_THREADS, 0, ctx.stream()>>>(a);
+            ggml_cuda_kernel_launch(luce_attn_any_kernel<float>, ggml_cuda_kernel_launch_params(grid, dim3(LUCE_ATTN_THREADS), (size_t) 0, ctx.stream()), a);
         }
-        luce_attn_merge_kernel<<<dim3(a.n_head, a.n_row), n_threads, 0, ctx.stream()>>>(a);
+        ggml_cuda_kernel_launch(luce_attn_merge_kernel,
+            ggml_cuda_kernel_launch_params(dim3(a.n_head, a.n_row), dim3(n_threads), (size_t) 0, ctx.stream()), a);
         a.q        += (int64_t) a.n_row * a.n_head * a.d;
         a.selected += (int64_t) a.n_row * (1 + a.n_top);
         a.gate     += a.n_row * a.gate_row;
         a.rows     += a.n_row;
         a.dst      += (int64_t) a.n_row * a.n_head * a.d;
     }
+}
+
+void luce_cuda_qsa_attn(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
+    luce_attn(ctx, dst, false);
+}
+
+void luce_cuda_qsa_attn_all(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
+    ggml_luce_path("all blocks");
+    luce_attn(ctx, dst, true);
 }

@@ -12,7 +12,6 @@
 
 #define LUCE_ATTN_STEP    64   // keys
 #define LUCE_ATTN_KEYS    1024 // of a split, at most
-#define LUCE_ATTN_SPLITS  1024 // of a row, at most
 #define LUCE_ATTN_GROUP   16   // heads a K/V head, at most
 
 struct luce_attn_args {
@@ -30,6 +29,8 @@ struct luce_attn_args {
     int              d, n_head, n_kv, group, n_row, n_top, ratio;
     int              n_split;  // of a row, at most
     int              n_step;   // of a split, at most
+    int              n_all;    // > 0: every complete block is selected, there are at most so many, and `selected` is not read
+    uint3            by_ratio; // for divisions by it
     float            scale;
     bool             backwards; // the fault: values added in falling position
 };
@@ -40,17 +41,21 @@ struct luce_row_keys {
 };
 
 static __device__ __forceinline__ luce_row_keys luce_keys_of(const luce_attn_args & a, int64_t r, const luce_row & row) {
-    const int n_block_keys = a.selected[r * (1 + a.n_top)] * a.ratio;
-    return { n_block_keys, n_block_keys + (row.position + 1) % a.ratio };
+    const uint2 whole        = fast_div_modulo((uint32_t) (row.position + 1), a.by_ratio);
+    const int   n_block_keys = (a.n_all > 0 ? min((int) whole.x, a.n_all) : a.selected[r * (1 + a.n_top)]) * a.ratio;
+    return { n_block_keys, n_block_keys + (int) whole.y };
 }
 
 // the cell of key i of a row
 static __device__ __forceinline__ int64_t luce_key_cell(const luce_attn_args & a, int64_t r, const luce_row & row, const luce_row_keys & keys, int i) {
     int position;
-    if (i < keys.n_block_keys) {
-        position = a.selected[r * (1 + a.n_top) + 1 + i / a.ratio] * a.ratio + i % a.ratio;
+    if (i >= keys.n_block_keys) {
+        position = row.position + 1 - keys.n + i; // the tail ends at the row's own position
+    } else if (a.n_all > 0) {
+        position = i;
     } else {
-        position = (row.position + 1) / a.ratio * a.ratio + i - keys.n_block_keys;
+        const uint2 at = fast_div_modulo((uint32_t) i, a.by_ratio);
+        position = a.selected[r * (1 + a.n_top) + 1 + at.x] * a.ratio + (int) at.y;
     }
     return luce_cell(a.pages, a.n_page_max, row.slot, position);
 }

@@ -1,6 +1,7 @@
 // pyluce: sparse attention on matrix units: heads of 256 values, F16 keys and values.
 //
 // Copyright (c) 2026 the pyluce authors. MIT licence.
+#include "luce-launch.cuh"
 #include "luce-qsa-attn.cuh"
 #include "mma.cuh"
 
@@ -16,6 +17,7 @@
 #define LUCE_ATTN_MMA_D    256
 #define LUCE_ATTN_ROWS     3   // of a block of a chunk graph on CUDA: as many as its registers allow
 #define LUCE_ATTN_Q_STRIDE (LUCE_ATTN_MMA_D / 2 + 16) // half2; rows i and i + 1 in different halves of the banks
+#define LUCE_ATTN_Q_PAIR   (LUCE_ATTN_MMA_D + 4)      // half2 of rows i and i + 8, in turn
 #define LUCE_ATTN_S_STRIDE (LUCE_ATTN_STEP + 16)      // float
 #define LUCE_ATTN_P_STRIDE (LUCE_ATTN_STEP / 2 + 4)   // half2
 
@@ -56,16 +58,58 @@ static __device__ __forceinline__ void luce_load_rows(luce_tile_in (&t)[2], cons
 #endif // !defined(AMD_WMMA_AVAILABLE)
 }
 
+// Four values, from value 4*i on, of heads g and g + 8 into shared memory; and 32 values of each head from value 32*c on as two tiles. Where a
+// lane has two rows of a tile they lie there in the order of its registers.
+static __device__ __forceinline__ void luce_store_query(half2 * qs, const int g, const int i, const float4 low, const float4 high) {
+    __align__(16) const half2 x[2][2] = { { make_half2(low.x, low.y), make_half2(low.z, low.w) }, { make_half2(high.x, high.y), make_half2(high.z, high.w) } };
+#if !defined(AMD_WMMA_AVAILABLE)
+    __align__(16) const half2 turns[4] = { x[0][0], x[1][0], x[0][1], x[1][1] };
+    *(uint4 *) (qs + g * LUCE_ATTN_Q_PAIR + 4 * i) = *(const uint4 *) turns;
+#else
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        *(uint2 *) (qs + (g + 8 * r) * LUCE_ATTN_Q_STRIDE + 2 * i) = *(const uint2 *) x[r];
+    }
+#endif // !defined(AMD_WMMA_AVAILABLE)
+}
+
+static __device__ __forceinline__ void luce_load_query(luce_tile_in (&t)[2], const half2 * qs, const int c) {
+#if !defined(AMD_WMMA_AVAILABLE)
+    const half2 * from = qs + threadIdx.x / 4 * LUCE_ATTN_Q_PAIR + 32 * c + 8 * (threadIdx.x % 4);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        *(uint4 *) t[i].x = *(const uint4 *) (from + 4 * i);
+    }
+#else
+    const half2 * from[luce_tile_rows] = { qs + luce_tile_in::get_i(0) * LUCE_ATTN_Q_STRIDE + 16 * c };
+    luce_load_rows(t, from);
+#endif // !defined(AMD_WMMA_AVAILABLE)
+}
+
+// the values of a cell, of n_bytes each
+static __device__ __forceinline__ const half * luce_cell_row(const half * pool, const int cell, const uint32_t n_bytes) {
+    return (const half *) ((const char *) pool + (uint64_t) (uint32_t) cell * n_bytes);
+}
+
+// asks the second-level cache for the 128 bytes there: nothing is read, so it need not wait for who wrote them
+static __device__ __forceinline__ void luce_ask_for(const void * p) {
+#ifndef GGML_USE_HIP
+    asm volatile("prefetch.global.L2 [%0];" : : "l"(p));
+#else
+    GGML_UNUSED(p);
+#endif // GGML_USE_HIP
+}
+
 // 16 keys of 64 values: what a lane has of them, and tile u of four, whose column i is value 4*i + u
 struct luce_values {
     uint2 x[luce_tile_in::ne][2];
 
-    __device__ __forceinline__ void load(const half * v, const int64_t width, const int * cells) {
+    __device__ __forceinline__ void load(const half * v, const uint32_t n_bytes, const int * cells) {
 #pragma unroll
         for (int l = 0; l < luce_tile_in::ne; l++) {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                x[l][i] = *(const uint2 *) (v + cells[2 * luce_tile_in::get_j(l) + i] * width + 4 * luce_tile_in::get_i(l));
+                x[l][i] = *(const uint2 *) (luce_cell_row(v, cells[2 * luce_tile_in::get_j(l) + i], n_bytes) + 4 * luce_tile_in::get_i(l));
             }
         }
     }
@@ -83,7 +127,7 @@ struct luce_values {
 
 // what the four warps of a row share
 struct __align__(16) luce_attn_shared {
-    half2 q[LUCE_ATTN_GROUP * LUCE_ATTN_Q_STRIDE];
+    half2 q[LUCE_ATTN_GROUP * LUCE_ATTN_Q_STRIDE]; // no less than 8 pairs
     float s[LUCE_ATTN_GROUP * LUCE_ATTN_S_STRIDE];
     half2 p[LUCE_ATTN_GROUP * LUCE_ATTN_P_STRIDE];
     float alpha[LUCE_ATTN_GROUP];
@@ -103,10 +147,11 @@ static __device__ __forceinline__ void luce_row_barrier() {
 }
 
 // grid: (splits, K/V heads, row groups); threads (32, 4, rows). Rows of a block only share the first-level cache: neighbours
-// of one sequence read much the same keys.
-template <int rows>
-static __global__ __launch_bounds__(LUCE_ATTN_WARPS * 32 * rows) void luce_attn_mma_kernel(const luce_attn_args a) {
+// of one sequence read much the same keys. one_step: a split is one step (and rows is 1), so that there is no maximum before it.
 #ifdef LUCE_ATTN_MMA
+template <int rows, bool one_step>
+static __device__ __forceinline__ void luce_attn_mma_splits(const luce_attn_args & a) {
+    static_assert(rows == 1 || !one_step, "rows of a block have splits of several steps");
     constexpr int ahead = luce_tile_rows == 1 ? 0 : LUCE_ATTN_STEP / 16; // loads of values before the softmax, 16 keys each
     extern __shared__ luce_attn_shared luce_attn_block[]; // [rows]
     luce_attn_shared & shared = luce_attn_block[threadIdx.z];
@@ -119,40 +164,74 @@ static __global__ __launch_bounds__(LUCE_ATTN_WARPS * 32 * rows) void luce_attn_
     const int      split = blockIdx.x;
     const int      kv    = blockIdx.y;
     const int64_t  r     = (int64_t) blockIdx.z * rows + threadIdx.z;
-    if (r >= a.n_row) {
-        return;
-    }
     const int      lane  = threadIdx.x;
     const int      warp  = threadIdx.y;
     const int      t     = warp * 32 + lane;
+    // rows and pages are the step's inputs: which keys there are is known before the kernel in front has ended, if all are selected
+    const bool     early = one_step && a.n_all > 0;
+    if (one_step) {
+        ggml_cuda_pdl_lc();
+    }
+    if (!early) {
+        ggml_cuda_pdl_sync();
+    }
+    if (r >= a.n_row) {
+        return;
+    }
     const luce_row      row  = a.rows[r];
     const luce_row_keys keys = luce_keys_of(a, r, row);
     const int first  = split * a.n_step * LUCE_ATTN_STEP;
     const int n      = min(keys.n - first, a.n_step * LUCE_ATTN_STEP); // keys of this split
-    const int n_step = (n + LUCE_ATTN_STEP - 1) / LUCE_ATTN_STEP;
+    const int n_step = one_step ? 1 : (n + LUCE_ATTN_STEP - 1) / LUCE_ATTN_STEP;
     if (row.slot < 0 || n <= 0) {
+        if (early) {
+            ggml_cuda_pdl_sync();
+        }
         return;
     }
-    static_assert(LUCE_ATTN_WARPS * 32 == LUCE_ATTN_MMA_D / 2, "a thread a pair of values");
-    const float2 * q = (const float2 *) (a.q + (r * a.n_head + (int64_t) kv * a.group) * LUCE_ATTN_MMA_D);
-    float2 query_pair[LUCE_ATTN_GROUP];
-#pragma unroll
-    for (int h = 0; h < LUCE_ATTN_GROUP; h++) { // on their way while the cells are found
-        query_pair[h] = h < a.group ? q[h * (LUCE_ATTN_MMA_D / 2) + t] : make_float2(0.0f, 0.0f);
-    }
+    // bytes of a cell; a head's keys, and the values that a warp adds up
+    const uint32_t width = (uint32_t) (LUCE_ATTN_MMA_D * a.n_kv * sizeof(half));
+    const half   * k     = (const half *) a.k + kv * LUCE_ATTN_MMA_D;
+    const half   * v     = (const half *) a.v + kv * LUCE_ATTN_MMA_D + 64 * warp;
     // the last step is filled up with the split's first key, whose scores there are then masked
-    for (int i = t; i < n_step * LUCE_ATTN_STEP; i += LUCE_ATTN_WARPS * 32) {
-        cells[i] = (int) luce_key_cell(a, r, row, keys, first + (i < n ? i : 0));
+    if (one_step) {
+        if (t < LUCE_ATTN_STEP) {
+            const int cell = (int) luce_key_cell(a, r, row, keys, first + (t < n ? t : 0));
+            cells[t] = cell;
+            if (early && t < n) {
+#pragma unroll
+                for (int i = 0; i < LUCE_ATTN_MMA_D; i += 64) {
+                    luce_ask_for(luce_cell_row(k, cell, width) + i);
+                    luce_ask_for(luce_cell_row((const half *) a.v + kv * LUCE_ATTN_MMA_D, cell, width) + i);
+                }
+            }
+        }
+        if (early) {
+            ggml_cuda_pdl_sync();
+        }
+    }
+    constexpr int per_head = LUCE_ATTN_MMA_D / 4; // threads, four values each
+    constexpr int at_once  = LUCE_ATTN_WARPS * 32 / per_head;
+    const float4 * q = (const float4 *) (a.q + (r * a.n_head + (int64_t) kv * a.group) * LUCE_ATTN_MMA_D) + t;
+    float4 query[8 / at_once][2];
+#pragma unroll
+    for (int j = 0; j < 8 / at_once; j++) { // on their way while the cells are found
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            query[j][i] = at_once * j + t / per_head + 8 * i < a.group ? q[(at_once * j + 8 * i) * per_head] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        }
+    }
+    if (!one_step) {
+        for (int i = t; i < n_step * LUCE_ATTN_STEP; i += LUCE_ATTN_WARPS * 32) {
+            cells[i] = (int) luce_key_cell(a, r, row, keys, first + (i < n ? i : 0));
+        }
     }
 #pragma unroll
-    for (int h = 0; h < LUCE_ATTN_GROUP; h++) {
-        qs[h * LUCE_ATTN_Q_STRIDE + t] = make_half2(query_pair[h].x, query_pair[h].y);
+    for (int j = 0; j < 8 / at_once; j++) {
+        luce_store_query(qs, at_once * j + t / per_head, t % per_head, query[j][0], query[j][1]);
     }
     luce_row_barrier<rows>();
 
-    const int64_t width = (int64_t) LUCE_ATTN_MMA_D * a.n_kv;
-    const half  * k     = (const half *) a.k + kv * LUCE_ATTN_MMA_D;
-    const half  * v     = (const half *) a.v + kv * LUCE_ATTN_MMA_D + 64 * warp;
     const int     flip  = a.backwards ? LUCE_ATTN_STEP / 16 - 1 : 0; // the fault: a step's sixteens in falling order
     // of the softmax, eight lanes a head
     const int head  = 4 * warp + lane / 8;
@@ -174,19 +253,14 @@ static __global__ __launch_bounds__(LUCE_ATTN_WARPS * 32 * rows) void luce_attn_
                 const half2 * from[luce_tile_rows];
 #pragma unroll
                 for (int i = 0; i < luce_tile_rows; i++) {
-                    from[i] = (const half2 *) (k + at[16 * warp + luce_tile_in::get_i(i)] * width) + 16 * c;
+                    from[i] = (const half2 *) luce_cell_row(k, at[16 * warp + luce_tile_in::get_i(i)], width) + 16 * c;
                 }
                 luce_load_rows(key[c], from);
             }
 #pragma unroll
             for (int c = 0; c < LUCE_ATTN_MMA_D / 32; c++) {
-                const half2 * from[luce_tile_rows];
-#pragma unroll
-                for (int i = 0; i < luce_tile_rows; i++) {
-                    from[i] = qs + luce_tile_in::get_i(i) * LUCE_ATTN_Q_STRIDE + 16 * c;
-                }
                 luce_tile_in query[2];
-                luce_load_rows(query, from);
+                luce_load_query(query, qs, c);
                 mma(scores[0], query[0], key[c][0]);
                 mma(scores[1], query[1], key[c][1]);
             }
@@ -228,19 +302,25 @@ static __global__ __launch_bounds__(LUCE_ATTN_WARPS * 32 * rows) void luce_attn_
         for (int offset = 1; offset < 8; offset *= 2) {
             part += __shfl_xor_sync(0xffffffff, part, offset, 32);
         }
-        const float alpha = expf(before - top);
-        sum = fmaf(sum, alpha, part);
-        if (eight == 0) {
-            alphas[head] = alpha;
+        if (one_step) {
+            sum = part;
+        } else {
+            const float alpha = expf(before - top);
+            sum = fmaf(sum, alpha, part);
+            if (eight == 0) {
+                alphas[head] = alpha;
+            }
         }
         luce_row_barrier<rows>();
 
+        if (!one_step) {
 #pragma unroll
-        for (int l = 0; l < luce_tile_acc::ne; l++) {
-            const float x = alphas[luce_tile_acc::get_i(l)];
+            for (int l = 0; l < luce_tile_acc::ne; l++) {
+                const float x = alphas[luce_tile_acc::get_i(l)];
 #pragma unroll
-            for (int u = 0; u < 4; u++) {
-                acc[u].x[l] *= x;
+                for (int u = 0; u < 4; u++) {
+                    acc[u].x[l] *= x;
+                }
             }
         }
 #pragma unroll
@@ -256,21 +336,43 @@ static __global__ __launch_bounds__(LUCE_ATTN_WARPS * 32 * rows) void luce_attn_
                 value[i].get(x, u);
                 mma(acc[u], weights, x);
             }
+#ifdef RDNA3
+            if (i % 2 == 1) {
+                __builtin_amdgcn_sched_barrier(0); // the next values are not read any earlier: there are no registers for them
+            }
+#endif // RDNA3
         }
     }
 
     if (eight == 0 && head < a.group) {
         a.sums[(r * a.n_head + kv * a.group + head) * a.n_split + split] = make_float2(top, sum);
     }
+    const uint32_t head_stride = (uint32_t) a.n_split * LUCE_ATTN_MMA_D;
+    float        * values      = a.values + ((r * a.n_head + (int64_t) kv * a.group) * a.n_split + split) * LUCE_ATTN_MMA_D + 64 * warp;
 #pragma unroll
     for (int l = 0; l < luce_tile_acc::ne; l++) {
         const int h = luce_tile_acc::get_i(l);
         if (h < a.group) {
-            float * to = a.values + ((r * a.n_head + kv * a.group + h) * a.n_split + split) * LUCE_ATTN_MMA_D;
-            *(float4 *) (to + 64 * warp + 4 * luce_tile_acc::get_j(l)) =
+            *(float4 *) (values + h * head_stride + 4 * luce_tile_acc::get_j(l)) =
                 make_float4(acc[0].x[l], acc[1].x[l], acc[2].x[l], acc[3].x[l]);
         }
     }
+}
+#endif // LUCE_ATTN_MMA
+
+template <int rows>
+static __global__ __launch_bounds__(LUCE_ATTN_WARPS * 32 * rows) void luce_attn_mma_kernel(const luce_attn_args a) {
+#ifdef LUCE_ATTN_MMA
+    luce_attn_mma_splits<rows, false>(a);
+#else
+    GGML_UNUSED(a);
+    NO_DEVICE_CODE;
+#endif // LUCE_ATTN_MMA
+}
+
+static __global__ __launch_bounds__(LUCE_ATTN_WARPS * 32) void luce_attn_row_kernel(const luce_attn_args a) {
+#ifdef LUCE_ATTN_MMA
+    luce_attn_mma_splits<1, true>(a);
 #else
     GGML_UNUSED(a);
     NO_DEVICE_CODE;
@@ -282,20 +384,22 @@ bool luce_attn_mma_fits(int device, int d, ggml_type type) {
     return d == LUCE_ATTN_MMA_D && type == GGML_TYPE_F16 && (turing_mma_available(cc) || amd_wmma_available(cc));
 }
 
-template <int rows>
-static void luce_attn_mma_launch(const luce_attn_args & a, cudaStream_t stream) {
-    const size_t n_shared = rows * sizeof(luce_attn_shared);
-    CUDA_SET_SHARED_MEMORY_LIMIT(luce_attn_mma_kernel<rows>, n_shared);
-    luce_attn_mma_kernel<rows><<<dim3(a.n_split, a.n_kv, (a.n_row + rows - 1) / rows), dim3(32, LUCE_ATTN_WARPS, rows), n_shared, stream>>>(a);
-}
-
 void luce_attn_mma(const luce_attn_args & a, cudaStream_t stream) {
+    const dim3 threads(32, LUCE_ATTN_WARPS, 1);
+    if (a.n_step == 1) {
+        LUCE_SET_SHARED_CARVEOUT(luce_attn_row_kernel);
+        ggml_cuda_kernel_launch(luce_attn_row_kernel, ggml_cuda_kernel_launch_params(dim3(a.n_split, a.n_kv, a.n_row), threads, sizeof(luce_attn_shared), stream), a);
+        return;
+    }
 #ifndef GGML_USE_HIP
     // the same bits either way: few rows are spread over the device, many share its first-level caches
-    if (a.n_step > 1 && a.n_row >= 128) {
-        luce_attn_mma_launch<LUCE_ATTN_ROWS>(a, stream);
+    if (a.n_row >= 128) {
+        constexpr int    rows     = LUCE_ATTN_ROWS;
+        constexpr size_t n_shared = rows * sizeof(luce_attn_shared);
+        CUDA_SET_SHARED_MEMORY_LIMIT(luce_attn_mma_kernel<rows>, n_shared);
+        luce_attn_mma_kernel<rows><<<dim3(a.n_split, a.n_kv, (a.n_row + rows - 1) / rows), dim3(32, LUCE_ATTN_WARPS, rows), n_shared, stream>>>(a);
         return;
     }
 #endif // GGML_USE_HIP
-    luce_attn_mma_launch<1>(a, stream);
+    luce_attn_mma_kernel<1><<<dim3(a.n_split, a.n_kv, a.n_row), threads, sizeof(luce_attn_shared), stream>>>(a);
 }

@@ -1,6 +1,7 @@
 // pyluce: scores of blocks for sparse attention.
 //
 // Copyright (c) 2026 the pyluce authors. MIT licence.
+#include "luce-launch.cuh"
 #include "luce-qsa-select.cuh"
 
 #include "ggml-luce-path.h"
@@ -11,10 +12,12 @@
 template <int n_key, int d4_fixed>
 static __global__ __launch_bounds__(LUCE_SCORE_THREADS) void luce_score_rows_kernel(const luce_select_args a) {
     constexpr int n_lane = LUCE_SCORE_THREADS / n_key; // heads at a time
+    ggml_cuda_pdl_lc();
     const luce_row row = a.rows[a.row0 + blockIdx.y];
     const int      n   = luce_complete_blocks(a, row);
     const int      b0  = blockIdx.x * n_key;
     if (n <= a.n_top || b0 >= n) {
+        ggml_cuda_pdl_sync();
         return;
     }
     extern __shared__ float4 luce_score_shared[];
@@ -29,6 +32,7 @@ static __global__ __launch_bounds__(LUCE_SCORE_THREADS) void luce_score_rows_ker
         // past the last block: its key again, whose scores there are not kept
         from[threadIdx.x] = (const float4 *) luce_block_key(a, row.slot, min(b0 + (int) threadIdx.x, n - 1));
     }
+    ggml_cuda_pdl_sync();
     const float4 * q_row = (const float4 *) (a.q + (int64_t) (a.row0 + blockIdx.y) * a.n_head * a.d);
     for (int i = threadIdx.x; i < a.n_head * d4; i += LUCE_SCORE_THREADS) {
         q[i] = q_row[i];
@@ -192,7 +196,9 @@ static void luce_score_rows(const luce_select_args & a, cudaStream_t stream) {
     const size_t n_shared = ((size_t) n_key * (a.d / 4 | 1) + (size_t) a.n_head * (a.d / 4)) * sizeof(float4) +
         (size_t) a.n_head * n_key * sizeof(float);
     const dim3 grid((a.n_block_max + n_key - 1) / n_key, a.n_batch);
-    luce_score_rows_kernel<n_key, d4_fixed><<<grid, LUCE_SCORE_THREADS, n_shared, stream>>>(a);
+    const auto kernel = luce_score_rows_kernel<n_key, d4_fixed>;
+    LUCE_SET_SHARED_CARVEOUT(kernel);
+    ggml_cuda_kernel_launch(kernel, ggml_cuda_kernel_launch_params(grid, dim3(LUCE_SCORE_THREADS), n_shared, stream), a);
 }
 
 void luce_score_blocks(const luce_select_args & a, cudaStream_t stream) {

@@ -1,6 +1,7 @@
 // pyluce: the blocks a row attends to: the n_top best by a radix select of their scores.
 //
 // Copyright (c) 2026 the pyluce authors. MIT licence.
+#include "luce-launch.cuh"
 #include "luce-qsa-select.cuh"
 
 #include "ggml-luce-path.h"
@@ -42,7 +43,7 @@ struct luce_select_shared {
 // 32*each blocks in turn, lane l those at l, l + 32, ...; held: in registers (each <= LUCE_SELECT_HELD), else read in every pass.
 template <bool held>
 static __device__ __forceinline__ void luce_select_row(
-        const uint32_t * __restrict__ bits, const int n, const int n_top, const bool high_first, int32_t * __restrict__ out,
+        const uint32_t * bits, const int n, const int n_top, const bool high_first, int32_t * __restrict__ out,
         luce_select_shared & s) {
     const int lane  = threadIdx.x % 32;
     const int warp  = threadIdx.x / 32;
@@ -147,10 +148,12 @@ static __device__ __forceinline__ void luce_select_row(
 static __global__ __launch_bounds__(LUCE_SELECT_THREADS) void luce_select_kernel(const luce_select_args a) {
     static_assert(LUCE_SELECT_BINS == 2 * LUCE_SELECT_THREADS, "two bins a thread");
     __shared__ luce_select_shared shared;
+    ggml_cuda_pdl_lc();
 
     const int64_t r   = a.row0 + blockIdx.x;
     int32_t     * out = a.dst + r * (1 + a.n_top);
     const int     n   = luce_complete_blocks(a, a.rows[r]);
+    ggml_cuda_pdl_sync();
     if (threadIdx.x == 0) {
         out[0] = min(n, a.n_top);
     }
@@ -195,9 +198,13 @@ void luce_cuda_qsa_select(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     a.high_first  = ggml_get_op_params_i32(dst, 4) == GGML_LUCE_FAULT_TIE_HIGH;
     a.score_stride = GGML_PAD(a.n_block_max, 32);
 
+    LUCE_SET_SHARED_CARVEOUT(luce_select_kernel);
+    const auto launch = [&](int64_t n) {
+        return ggml_cuda_kernel_launch_params(dim3((unsigned) n), dim3(LUCE_SELECT_THREADS), (size_t) 0, ctx.stream());
+    };
     if (a.n_block_max <= a.n_top) { // every complete block is chosen
         ggml_luce_path("all blocks");
-        luce_select_kernel<<<(unsigned) n_row, LUCE_SELECT_THREADS, 0, ctx.stream()>>>(a);
+        ggml_cuda_kernel_launch(luce_select_kernel, launch(n_row), a);
         return;
     }
     const int64_t fitting = LUCE_SCORE_BYTES / (a.score_stride * sizeof(float)) / 32 * 32;
@@ -208,6 +215,6 @@ void luce_cuda_qsa_select(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     for (a.row0 = 0; a.row0 < n_row; a.row0 += (int) n_batch) {
         a.n_batch = (int) std::min<int64_t>(n_batch, n_row - a.row0);
         luce_score_blocks(a, ctx.stream());
-        luce_select_kernel<<<a.n_batch, LUCE_SELECT_THREADS, 0, ctx.stream()>>>(a);
+        ggml_cuda_kernel_launch(luce_select_kernel, launch(a.n_batch), a);
     }
 }
