@@ -5,7 +5,7 @@
 #   make lint          ruff, and mypy --strict
 #   make amd-check     compile our GPU kernels for AMD and compare registers, LDS and spills with docs/amd-resources.txt (UPDATE=1 writes it)
 #   make amd-run       execute the code objects on an interpreter, through ggml-hip's own dispatch (ALL=1: what takes long too)
-#   make hip           build with ggml-hip: with the ROCm in /opt/rocm or ROCM=DIR, else with a compiler it fetches (half an hour)
+#   make hip           build with ggml-hip: with the ROCm in /opt/rocm or ROCM=DIR, else with a compiler it fetches (about 90 processor minutes)
 #   make bench         the CPU speed comparison with upstream's llama-bench
 #   make bench-gpu     checks and speed on a GPU beside upstream's libllama: JSON and a plot (DEVICE=cuda:0; cuda or hip libraries first)
 #   make bench-server  load on luce run and on upstream's llama-server, side by side (builds the latter: minutes)

@@ -38,12 +38,12 @@ class Product:
         return a + (b - a) * (rows - x) / (y - x) if rows <= y else b + (c - b) * (rows - y) / (z - y)
 
 
-# "Where a decode step of one row goes" and the table of row products below it, 0b0b1a2
+# The general kernel's, which AMD devices take (0b0b1a2): the table of row products has them in its last column; what came later is NVIDIA's alone
 LAUNCHES: Final = 193 / MEASURED_LAYERS  # of a layer, the head's shared among them
 STEPS: Final = {
     1: 1.74 * MS,
     4: 2.88 * MS,
-}  # whole steps with their host's part, what the model is checked with ("without" luce tune)
+}  # whole steps with their host's part, what the model is checked with
 INPUT: Final = Product((15.8 * US, 23.2 * US, 40.6 * US), 45e6)  # of a GDN layer; taken for full attention's as well
 OUTPUT: Final = Product((10.6 * US, 20.5 * US, 29.5 * US), 6144 * N_EMBD * Q8)
 MIXES: Final = Product(
