@@ -77,12 +77,14 @@ class CostTable:
         self._entries: dict[int, _Entry] = {}
         self._early: list[tuple[int, float]] = []
         self._fit: tuple[float, float, float] | None = None  # at the size x the line is at y, with this slope
+        self._prices: dict[int, float] = {}  # since the last sample: a plan asks for the same ones again and again
         self._timed = 0
         self._surprises = 0
 
     def observe(self, size: int, seconds: float) -> None:
         """A step of this size took so long."""
         self._timed += 1
+        self._prices.clear()
         entry = self._entries.setdefault(size, _Entry())
         if entry.skipped < WARM_UP:
             entry.skipped += 1
@@ -106,15 +108,19 @@ class CostTable:
 
     def price(self, size: int) -> float:
         """Expected seconds of a step of this size; in the shape's units before anything was measured."""
+        known = self._prices.get(size)
+        if known is not None:
+            return known
         if self._fit is None:
             return self._shape(size) * self.scale()
         x, y, slope = self._fit
-        line = y + slope * (size - x)
+        found = line = y + slope * (size - x)
         entry = self._entries.get(size)
-        if entry is None or not entry.weight:
-            return line
-        weight = self._weight(entry)
-        return line + (entry.mean - line) * weight / (weight + OWN_TRUST)
+        if entry is not None and entry.weight:
+            weight = self._weight(entry)
+            found = line + (entry.mean - line) * weight / (weight + OWN_TRUST)
+        self._prices[size] = found
+        return found
 
     def has(self, size: int) -> bool:
         """Steps of this size were timed."""
@@ -161,6 +167,7 @@ class CostTable:
         total = sum(weight for _, weight, _ in weights)
         x = sum(weight * size for size, weight, _ in weights) / total
         y = sum(weight * mean for _, weight, mean in weights) / total
+        self._prices.clear()
         spread = sum(weight * (size - x) ** 2 for size, weight, _ in weights)
         lean = sum(weight * (size - x) * (mean - y) for size, weight, mean in weights)
         drawn = self._slope * y / self._shape_at(x)

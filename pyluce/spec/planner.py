@@ -87,6 +87,7 @@ def best_plan(
     of_rows = [prices.of_rows(rows) + paid for rows in range(n, n + min(room, len(candidates)) + 1)]
     begin = len(offers) + expected
     best = JointPlan((0,) * len(offers), begin / of_rows[0])
+    of_drafting: dict[tuple[int, int], float] = {}
     for cap in range(deepest + 1):
         taken, tokens, depth_used, n_drafting, rows, drafting = [0] * len(offers), begin, 0, 0, 0, 0.0
         for negative, depth, i in candidates:
@@ -96,7 +97,10 @@ def best_plan(
                 n_drafting += depth == 1
                 if depth > depth_used or depth == 1:
                     depth_used = max(depth_used, depth)
-                    drafting = prices.of_drafting(depth_used, n_drafting)
+                    drafts = (depth_used, n_drafting)
+                    if drafts not in of_drafting:
+                        of_drafting[drafts] = prices.of_drafting(*drafts)
+                    drafting = of_drafting[drafts]
             if rows == room:
                 break
             rows += 1
