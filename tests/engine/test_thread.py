@@ -309,8 +309,8 @@ except KeyboardInterrupt:
     generating = """
 box = Box()
 ticket = box.engine.submit(GenerationRequest((1,), max_tokens=4000))
-print("ready", flush=True)
 try:
+    print("ready", flush=True)
     while True:
         list(ticket.events()); ticket = box.engine.submit(GenerationRequest((1,), max_tokens=4000, ignore_end=True))
 except KeyboardInterrupt:
