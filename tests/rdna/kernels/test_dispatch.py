@@ -55,7 +55,7 @@ OPS: dict[tuple[str, int], tuple[str, ...]] = {
     ("qsa_attn", 0): tuple(name.format("float") for name in ATTENTION_ANY),
     ("qsa_attn", 1): tuple(name.format(HALF) for name in ATTENTION_ANY),
     ("ple_gate, ple_conv", 0): (*PLE, *PLE, *PLE_LONG, *PLE, *PLE_LONG),
-    ("route", 0): (r"route_kernel<\d+>",),
+    ("route", 0): (r"route_kernel<\d+, \d+>",),
     ("argmax", 0): ("argmax_parts_kernel", "argmax_kernel"),
     ("moe_combine", 0): ("moe_combine_kernel",),
 }
